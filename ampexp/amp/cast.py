@@ -1,0 +1,335 @@
+"""The act of casting: the only file that changes what an operator receives.
+
+A function mode sees every call of a PyTorch function, method and operator that Python code makes in this thread while
+it is active. It casts the floating operands to the dtype that the policy names, with casts that autograd records, and
+hands the result on. Nothing of PyTorch or of the network is changed, and no cast is kept.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
+
+from ampexp.amp import operators
+from ampexp.amp.conversion import (
+    CastWithSparseGradient,
+    convert,
+    handed_on_in,
+    is_floating,
+    saturated,
+    saturated_constant,
+    values_cast,
+    write_back,
+)
+from ampexp.amp.operators import Kind
+from ampexp.amp.policy import Policy, Zone
+
+
+class PrecisionError(RuntimeError):
+    """An operator of the network cannot compute in the dtype that the level gives it; float32 it can."""
+
+
+class CastMode(TorchFunctionMode):
+    """Give the operators what the policy says, while active; made anew for each call of the network."""
+
+    def __init__(self, policy: Policy, root: nn.Module) -> None:
+        """Start in the policy's outermost zone; `root` is named in errors."""
+        super().__init__()
+        self.zones: list[Zone] = [policy.zone]
+        self.low = policy.low
+        self.root = root
+        self.in_backward = False
+        self._opening: list[Callable[..., Any]] = []
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        """Run one function of PyTorch with its operands cast."""
+        kwargs = kwargs or {}
+        kind = operators.kind_of(func)
+        if self.in_backward and not torch.is_grad_enabled():
+            return self._inside_backward(kind, func, args, kwargs)
+        zone = self.zones[-1]
+        if kind is Kind.DTYPE:
+            return zone.compute if args[0].is_floating_point() else func(*args, **kwargs)
+        if kind is Kind.UNTOUCHED:
+            return func(*args, **kwargs)
+        name = operators.name_of(func)
+        is_listed = name in zone.operators and not operators.has_leaf(name)
+        if kind is Kind.COMPOSITE and not is_listed and not self._is_opening(func):
+            return self._open(func, args, kwargs)
+        if name in operators.DECOMPOSED:
+            with self:
+                return operators.DECOMPOSED[name](*args, **kwargs)
+        dtype = zone.operators.get(name, zone.compute)
+        if name in operators.SATURATING:
+            args, kwargs = saturated(args, kwargs, dtype)
+        with _no_autocast(args):
+            return self._run(kind, func, name, args, kwargs, dtype, zone.compute)
+
+    def _is_opening(self, func: Callable[..., Any]) -> bool:
+        return bool(self._opening) and self._opening[-1] is func
+
+    def _open(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        self._opening.append(func)
+        try:
+            with self:
+                return operators.opened(func)(*args, **kwargs)
+        finally:
+            self._opening.pop()
+
+    def _run(
+        self,
+        kind: Kind,
+        func: Callable[..., Any],
+        name: str,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        dtype: torch.dtype,
+        handed_on: torch.dtype,
+    ) -> Any:
+        target = operators.first_tensor(args, kwargs)
+        if kind is Kind.VIEW:
+            result = func(*args, **kwargs)
+            return result if target is None else values_cast(result, target, handed_on)
+        if kind is Kind.WRITE:
+            return func(*args, **kwargs)
+        if name in operators.HIDDEN_WRITES:
+            return self._run_with_statistics(func, name, args, kwargs, dtype, handed_on)
+        if kind is Kind.SETITEM:
+            return func(
+                args[0],
+                args[1],
+                convert(args[2], args[0].dtype) if args[0].is_floating_point() else args[2],
+            )
+        if kind is Kind.RANDOM:
+            if getattr(kwargs.get("dtype"), "is_floating_point", False) or is_floating(target):
+                kwargs = {**kwargs, "dtype": torch.float32} if name != "normal" else kwargs
+            return handed_on_in(func(*convert(args, torch.float32), **kwargs), handed_on)
+        if name in ("dropout", "dropout_") and is_floating(target) and target.device.type != "cpu":
+            dropped = _dropout(convert(target, dtype), *args[1:], **kwargs)
+            return handed_on_in(dropped if name == "dropout" else target.copy_(dropped), handed_on)
+        if kind is Kind.RANDOM_INPLACE and is_floating(target):
+            drawn = func(torch.empty_like(target, dtype=torch.float32), *args[1:], **kwargs)
+            with torch.no_grad():
+                return target.copy_(drawn)
+        if kind is Kind.INPLACE and is_floating(target) and target.dtype is not dtype:
+            return self._run_inplace(func, target, args, kwargs, dtype)
+        if kwargs.get("out") is not None:
+            return self._run_out(func, args, kwargs, dtype)
+        if name in operators.SPARSE_GRADIENT and (
+            kwargs.get("sparse") or (*args, *[False] * 6)[operators.SPARSE_GRADIENT[name]]
+        ):
+            args = (CastWithSparseGradient.apply(args[0], dtype), *args[1:])
+        args, kwargs = convert(args, dtype), convert(kwargs, dtype)
+        if name in operators.MAKES_COMPLEX:
+            args, kwargs = convert(args, torch.float32), convert(kwargs, torch.float32)
+        result = self._called(func, args, kwargs, dtype)
+        if name in operators.CONSTANTS:
+            result = saturated_constant(result, handed_on)
+        return handed_on_in(result, handed_on)
+
+    def _run_inplace(
+        self,
+        func: Callable[..., Any],
+        target: Tensor,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        dtype: torch.dtype,
+    ) -> Tensor:
+        """Compute on a rounded copy and write back what changed: what was not written keeps its precision."""
+        before = target.to(dtype)
+        rest = convert(args[1:], dtype)
+        kwargs = {
+            key: convert(value, dtype) for key, value in kwargs.items() if value is not target
+        }
+        after = self._called(func, (before.clone(), *rest), kwargs, dtype)
+        if torch.is_grad_enabled() and (after.requires_grad or target.requires_grad):
+            return target.copy_(after)
+        return write_back(target, before, after)
+
+    def _run_with_statistics(
+        self,
+        func: Callable[..., Any],
+        name: str,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        dtype: torch.dtype,
+        handed_on: torch.dtype,
+    ) -> Any:
+        """Run a normalisation, which writes running statistics that its schema does not declare."""
+        before = convert(args, dtype)
+        rounded = tuple(
+            arg.clone() if position in operators.HIDDEN_WRITES[name] and is_floating(arg) else arg
+            for position, arg in enumerate(before)
+        )
+        result = self._called(func, rounded, convert(kwargs, dtype), dtype)
+        with torch.no_grad():
+            for position in operators.HIDDEN_WRITES[name]:
+                if position < len(args) and is_floating(args[position]):
+                    write_back(args[position], before[position], rounded[position])
+        return handed_on_in(result, handed_on)
+
+    def _run_out(
+        self,
+        func: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        dtype: torch.dtype,
+    ) -> Any:
+        """Compute a fresh result and copy it into the tensors given as `out`."""
+        out = kwargs["out"]
+        rest = {key: convert(value, dtype) for key, value in kwargs.items() if key != "out"}
+        result = self._called(func, convert(args, dtype), rest, dtype)
+        single = isinstance(out, Tensor)
+        for home, value in zip(
+            [out] if single else out, [result] if single else result, strict=True
+        ):
+            if home.shape != value.shape:
+                home.resize_(value.shape)
+            home.copy_(value)
+        return out
+
+    def _called(
+        self,
+        func: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        dtype: torch.dtype,
+    ) -> Any:
+        try:
+            return func(*args, **kwargs)
+        except (RuntimeError, TypeError, NotImplementedError) as error:
+            if dtype is torch.float32 or not _runs(
+                func, convert(args, torch.float32), convert(kwargs, torch.float32)
+            ):
+                raise
+            where = self.module_path()
+            text = str(error).splitlines()[0]
+            raise PrecisionError(
+                f"{where}: {operators.name_of(func)} cannot compute in {str(dtype).removeprefix('torch.')} here "
+                f"({text}); in float32 it can: train at level O0 or O1, or keep it in float32 with "
+                f"custom_mixed_precision(black_list=[...])"
+            ) from error
+
+    def _inside_backward(
+        self, kind: Kind, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """Run hooks and users' backward functions: PyTorch's own dtypes, but two dtypes meet in the low one.
+
+        A hook must give back the dtype it got, and the gradient of a weight is float32; a user's backward multiplies a
+        low gradient with a float32 weight that its forward saw rounded.
+        """
+        if kind is Kind.COMPOSITE and not self._is_opening(func):
+            return self._open(func, args, kwargs)
+        if kind is Kind.COMPUTE:
+            seen = {value.dtype for value in (*args, *kwargs.values()) if is_floating(value)}
+            if self.low in seen and len(seen) > 1:
+                args, kwargs = convert(args, self.low), convert(kwargs, self.low)
+        return func(*args, **kwargs)
+
+    def is_active(self) -> bool:
+        """Say whether this mode is active in the calling thread."""
+        return any(mode is self for mode in _get_current_function_mode_stack())
+
+    def module_path(self) -> str:
+        """Name the innermost module whose forward is running, by the frames of the call."""
+        frame = sys._getframe()
+        while frame is not None and not (
+            frame.f_code.co_name == "_call_impl"
+            and isinstance(frame.f_locals.get("self"), nn.Module)
+        ):
+            frame = frame.f_back  # type: ignore[assignment]
+        module = self.root if frame is None else frame.f_locals["self"]
+        path = next((name for name, other in self.root.named_modules() if other is module), "")
+        return (
+            f"network.{path} ({type(module).__name__})"
+            if path
+            else f"network ({type(module).__name__})"
+        )
+
+
+def _runs(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    try:
+        func(*args, **kwargs)
+    except Exception:
+        return False
+    return True
+
+
+_NOTHING = nullcontext()
+
+
+def _no_autocast(args: tuple[Any, ...]) -> AbstractContextManager[Any]:
+    """Switch off an autocast that the network or its caller opened: the level alone says what is cast."""
+    for arg in args:
+        if isinstance(arg, Tensor):
+            kind = arg.device.type
+            return (
+                torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else _NOTHING
+            )
+    return _NOTHING
+
+
+def _dropout(x: Tensor, p: float, train: bool) -> Tensor:
+    """Drop with a mask drawn in float32: fused kernels draw otherwise for each dtype."""
+    if not train or p in (0.0, 1.0):
+        return torch.dropout(x, p, train)
+    keep = torch.dropout(torch.ones_like(x, dtype=torch.float32), p, True).ne(0)
+    return x * keep * (1.0 / (1.0 - p))
+
+
+@contextmanager
+def cast_scope(network: nn.Module, policy: Policy) -> Iterator[CastMode]:
+    """Prepare a network for one step under a policy and leave nothing behind.
+
+    Inside, `with mode:` makes the casts active in this thread. Modules of another zone get hooks for this time only,
+    and a buffer that the network replaced by a low-precision tensor is converted back when the scope ends.
+    """
+    mode = CastMode(policy, network)
+    handles = []
+    buffers = []
+    for module in network.modules():
+        if policy.modules and (zone := policy.zone_of(module)) is not None:
+            handles += _zone_hooks(module, mode, zone)
+        for name, buffer in module._buffers.items():
+            if buffer is not None and buffer.is_floating_point():
+                buffers.append((module, name, buffer.dtype))
+    try:
+        yield mode
+    finally:
+        for handle in handles:
+            handle.remove()
+        for module, name, dtype in buffers:
+            buffer = module._buffers.get(name)
+            if buffer is not None and buffer.dtype is not dtype and buffer.is_floating_point():
+                module._buffers[name] = buffer.to(dtype)
+
+
+def _zone_hooks(module: nn.Module, mode: CastMode, zone: Zone) -> list[Any]:
+    """Open a zone before the module's forward; close it behind and hand its output on."""
+
+    def enter(_: nn.Module, args: Any) -> None:
+        if mode.is_active():
+            mode.zones.append(zone)
+
+    def leave(_: nn.Module, args: Any, output: Any) -> Any:
+        if not mode.is_active():
+            return None
+        mode.zones.pop()
+        return convert(output, mode.zones[-1].compute)
+
+    return [
+        module.register_forward_pre_hook(enter),
+        module.register_forward_hook(leave, prepend=True, always_call=True),
+    ]

@@ -1,0 +1,1 @@
+"""Low-precision arithmetic on processors that have none."""

@@ -1,0 +1,1 @@
+"""The config groups, as a package so that they travel inside the wheel."""

@@ -1,0 +1,146 @@
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+
+import ampexp
+from ampexp.__main__ import COMMANDS, main
+from ampexp.config import AmpConfig
+from ampexp.option_files import groups, options
+from tests.conftest import CommandLine
+
+
+def run(*words: str) -> int:
+    """Run the command line in this process; give the exit status."""
+    try:
+        return main(words)
+    except SystemExit as ending:
+        return int(ending.code or 0)
+
+
+@pytest.fixture(autouse=True)
+def _launch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("HYDRA_FULL_ERROR", raising=False)
+
+
+def test_help_lists_everything_and_imports_little(command_line: CommandLine, tmp_path: Path) -> None:
+    own = tmp_path / "own" / "network"
+    own.mkdir(parents=True)
+    (own / "mine.yaml").write_text("# A network of my own.\n_target_: mine.Net\n")
+    begin = time.perf_counter()
+    done = command_line("--help", "--config-dir", str(own.parent))
+    assert time.perf_counter() - begin < 1
+    assert (done.returncode, done.stderr) == (0, "")
+    lines = done.stdout.splitlines()
+    for command in COMMANDS:
+        assert any(line.startswith(f"  {command} ") for line in lines)
+    for group in groups():
+        begins = next(index for index, line in enumerate(lines) if line.startswith(f"{group}: "))
+        for option in options(group):
+            assert any(line.split()[:1] == [option] and len(line.split()) > 2 for line in lines[begins:])
+    assert any(line.split(maxsplit=1) == ["mine", "A network of my own."] for line in lines)
+    for key in ("seed", "keep_batchnorm_fp32"):
+        assert any(line.startswith(f"  {key}=") for line in lines)
+
+
+def test_help_imports_neither_torch_nor_hydra() -> None:
+    checks = "import sys; from ampexp.__main__ import main; main(['-h'])\n"
+    checks += "assert not {'torch', 'mlflow', 'hydra', 'pydantic'} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", checks], check=True, stdout=subprocess.DEVNULL)
+
+
+@pytest.mark.parametrize("first", [[], ["train"]])
+def test_cfg_job_shows_what_compose_gives(first: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(*first, "level=O2", "--cfg", "job", "--resolve", "boost_level=O1") == 0
+    shown = yaml.safe_load(capsys.readouterr().out)
+    assert AmpConfig.parse(shown) == ampexp.compose("level=O2", "boost_level=O1")
+
+
+def test_cfg_job_imports_no_torch() -> None:
+    checks = "import sys; from ampexp.__main__ import main\n"
+    checks += "assert main(['--cfg', 'job', 'level=O2']) == 0\n"
+    checks += "assert not {'torch', 'mlflow'} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", checks], check=True, stdout=subprocess.DEVNULL)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["trian"], "the command must be one of train, ui; got 'trian' (did you mean train?)"),
+        ([""], "the command must be one of train, ui; got ''"),
+        (["level=O2", "ui"], "'ui' is no override (key=value): missing EQUAL at '<EOF>'"),
+        (["level=o2"], "level must be one of O0, O1, O2, O3, auto; got 'o2' (did you mean O2?)"),
+        (["--cfg", "job", "level=[O1,O2]"], "got ['O1', 'O2'] (for one job each: -m level=O1,O2)"),
+        (["-m", "level=[O1,O2],O3"], "got ['O1', 'O2'] (for one job each: -m level=O1,O2)"),
+        (["-m", "level=O1,O9"], "level must be one of O0, O1, O2, O3, auto; got 'O9'"),
+        (["level=O1,O2"], "'level=O1,O2' is a sweep: add -m"),
+        (["loss_scale_manager=null"], "got null (write none)"),
+        (["trainer.epochs=0"], "trainer.epochs must be an integer of at least 1 or null; got 0"),
+        (["optimizer.lr=off"], "optimizer.lr must be a finite number; got 'off'"),
+        (["--resolve"], "--resolve"),
+        (["--config-dir", "nowhere"], "nowhere"),
+        (["ui", "prot=3"], "what follows ui must be one of host=, port=, tracker.uri=; got 'prot=3'"),
+        (["ui", "port=0"], "port must be an integer of at least 1 and below 65536; got '0'"),
+        (["ui", "tracker=none"], "tracker=none records nothing"),
+        (["ui", "tracker.url=x"], "tracker.url is no known key (did you mean uri?)"),
+    ],
+)
+def test_mistakes_end_with_2_and_one_line(words: list[str], said: str, capfd: pytest.CaptureFixture[str]) -> None:
+    assert run(*words) == 2
+    shown = capfd.readouterr().err.splitlines()
+    assert sum(said in line for line in shown) == 1
+    assert len(shown) == 1
+    assert "HYDRA_FULL_ERROR" not in os.environ
+
+
+def test_all_mistakes_at_once(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("level=O7", "trainer.epoch=3", "seed=x", "boost_level=[O1]", "trainer.patience=-1") == 2
+    assert len(capsys.readouterr().err.splitlines()) == 5
+
+
+def test_a_sweep_says_which_job_is_wrong(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("-m", "seed=-1,-2") == 2
+    shown = capsys.readouterr().err
+    assert "job 0 (seed=-1): seed must be" in shown
+    assert "job 1 (seed=-2): seed must be" in shown
+    assert "Traceback" not in shown
+
+
+def test_an_unknown_option_of_the_command_line_ends_with_2(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("--levle", "O2") == 2
+    assert "--levle" in capsys.readouterr().err
+
+
+def test_a_mistake_in_a_process_of_its_own(command_line: CommandLine) -> None:
+    done = command_line("level=O2", "trainer.epochs=x", "seed=off")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert len(done.stderr.splitlines()) == 2
+    full = command_line("trainer.epochs=x", HYDRA_FULL_ERROR="1")
+    assert full.returncode == 2
+    assert "Traceback" in full.stderr
+
+
+@pytest.mark.parametrize("words", [["--help"], ["--cfg", "all"]])
+def test_a_reader_that_goes_away_is_no_error(words: list[str]) -> None:
+    command = [sys.executable, "-m", "ampexp", *words]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.close()
+        assert process.stderr.read() == b""
+        assert process.wait() == 141
+
+
+def test_hydra_keeps_its_own_words(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("--info", "searchpath") == 0
+    assert "pkg://ampexp.conf" in capsys.readouterr().out
+    assert run("--cfg", "hydra", "hydra.job.name=mine") == 0
+    assert "name: mine" in capsys.readouterr().out
+    assert run("-sc", "install=bash") == 0
