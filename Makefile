@@ -23,8 +23,8 @@ test: lint ## Set up, check the style and the types, run the tests that take min
 test-all: lint ## Everything that `test` does, and the slow tests.
 	$(ONE_THREAD) $(BIN)/python -m pytest -n 2 -m "not gpu"
 
-gpu: .venv/ready ## Run the tests that need a CUDA device.
-	$(BIN)/python -m pytest -m gpu
+gpu: .venv/ready ## Run what needs a CUDA device: the marked tests and the benchmarks, ten minutes at most.
+	PYTHON=$(BIN)/python experiments/gpu/run.sh
 
 ui: .venv/ready ## Open MLflow on the runs of this directory.
 	$(BIN)/python -m ampexp ui

@@ -34,6 +34,8 @@ class JobFailed(Exception):
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command and give the exit status: 0, 1 for a failure, 2 for a mistake, 128 + signal."""
     words = list(sys.argv[1:] if argv is None else argv)
+    if os.getcwd() not in sys.path and "" not in sys.path:  # `ampexp` finds a user's modules as `python -m ampexp` does
+        sys.path.insert(0, os.getcwd())
     try:
         try:
             return _dispatch(words)

@@ -136,7 +136,8 @@ def run(config: AmpConfig) -> RunSummary:
     with _threads(config.device.threads):
         job = build(config)
         settings = config.tracker
-        tracker = open_tracker(settings.name, settings.uri, settings.experiment, settings.run_name, Path.cwd())
+        run_name = settings.run_name or f"{config.level} boost {config.boost_level}"
+        tracker = open_tracker(settings.name, settings.uri, settings.experiment, run_name, Path.cwd())
         log.info("tracking: %s", tracker.where)
         record = job.train_network.record
         tags = {
@@ -163,21 +164,21 @@ def _trained(job: Job, config: AmpConfig, tracked: Run) -> RunSummary:
     measurements = Measurements(job.clock)
     held: dict[str, float] = {}
     num_epochs = 0
-    every = config.trainer.log_every_steps
     with open_progress(config.trainer.progress, job.total_steps) as progress:
-        for event in train(job):
-            if not isinstance(event, EpochRecord):
-                measurements.add(event)
-                progress.step(event)
-                continue
-            for step, values in measurements.close_window():
-                if step % every == 0:
-                    tracked.log_metrics(values, step)
-            held, num_epochs = event.held, event.epoch + 1
-            if held:
-                tracked.log_metrics({f"held_{key}": value for key, value in held.items()}, event.step - 1)
-            tracked.flush()
-            progress.epoch(event)
+        try:
+            for event in train(job):
+                if isinstance(event, EpochRecord):
+                    _send(measurements, tracked, config.trainer.log_every_steps)
+                    held, num_epochs = event.held, event.epoch + 1
+                    tracked.log_metrics({f"held_{key}": value for key, value in held.items()}, event.step - 1)
+                    tracked.flush()
+                    progress.epoch(event)
+                else:
+                    measurements.add(event)
+                    progress.step(event)
+        except BaseException:
+            _send(measurements, tracked, config.trainer.log_every_steps)  # what happened before it ended
+            raise
     return measurements.summary(
         job.train_network.record,
         evaluate(job, job.test_batches),
@@ -188,6 +189,12 @@ def _trained(job: Job, config: AmpConfig, tracked: Run) -> RunSummary:
         where=tracked.where,
         run_id=tracked.run_id,
     )
+
+
+def _send(measurements: Measurements, tracked: Run, every: int) -> None:
+    for step, values in measurements.close_window():
+        if step % every == 0:
+            tracked.log_metrics(values, step)
 
 
 def _example(job: Job) -> Any:

@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+import logging
 import os
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -25,9 +27,18 @@ def run(*words: str) -> int:
 
 
 @pytest.fixture(autouse=True)
-def _launch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def _launch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Launch from an empty directory, and take Hydra's log handlers down: they hold this test's streams."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("HYDRA_FULL_ERROR", raising=False)
+    loggers = [logging.getLogger(name) for name in (None, "hydra")]
+    before = [(logger.handlers[:], logger.level, logger.propagate) for logger in loggers]
+    yield
+    for logger, state in zip(loggers, before, strict=True):
+        for handler in logger.handlers:
+            if handler not in state[0]:
+                handler.close()
+        logger.handlers, logger.level, logger.propagate = state
 
 
 def test_help_lists_everything_and_imports_little(command_line: CommandLine, tmp_path: Path) -> None:
@@ -111,6 +122,29 @@ def test_a_sweep_says_which_job_is_wrong(capsys: pytest.CaptureFixture[str]) -> 
     assert "job 0 (seed=-1): seed must be" in shown
     assert "job 1 (seed=-2): seed must be" in shown
     assert "Traceback" not in shown
+
+
+@pytest.mark.parametrize("sweep", [[], ["-m", "seed=0,1"]])
+def test_a_failure_in_training_ends_with_1_and_says_where(
+    sweep: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "failing.py").write_text(
+        "from torch import nn\n"
+        "class Net(nn.Linear):\n"
+        "    def forward(self, images):\n"
+        "        raise ArithmeticError('my own mistake')\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "failing", raising=False)
+    (tmp_path / "network").mkdir()
+    (tmp_path / "network" / "failing.yaml").write_text("_target_: failing.Net\nin_features: 1\nout_features: 1\n")
+    words = ["--config-dir", str(tmp_path), "network=failing", "data=digits", "tracker=none", *sweep]
+    assert run(*words) == 1
+    shown = capsys.readouterr().err
+    assert "Traceback" not in shown
+    assert shown.count("ArithmeticError: my own mistake") == (2 if sweep else 1)
+    assert f"  at {tmp_path / 'failing.py'}:4 in forward" in shown
+    assert "HYDRA_FULL_ERROR=1" in shown
 
 
 def test_an_unknown_option_of_the_command_line_ends_with_2(capsys: pytest.CaptureFixture[str]) -> None:

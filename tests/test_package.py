@@ -31,11 +31,11 @@ def test_constraints_pin_what_is_needed() -> None:
 
 def test_the_makefile_explains_its_targets() -> None:
     shown = subprocess.run(["make", "-C", str(ROOT), "-s", "help"], capture_output=True, text=True, check=True).stdout
-    targets = next(line for line in (ROOT / "Makefile").read_text().splitlines() if line.startswith(".PHONY")).split()[1:]
+    lines = (ROOT / "Makefile").read_text().splitlines()
+    targets = next(line for line in lines if line.startswith(".PHONY")).split()[1:]
     assert len(targets) <= 10
-    assert sorted(line.split()[1].rstrip(":") for line in shown.splitlines() if line.startswith("make ")) == sorted(
-        targets
-    )
+    explained = [line.split()[1].rstrip(":") for line in shown.splitlines() if line.startswith("make ")]
+    assert sorted(explained) == sorted(targets)
 
 
 @pytest.fixture(scope="module")
@@ -76,6 +76,29 @@ def test_the_wheel_runs_with_a_network_of_ones_own(installed: Path, tmp_path: Pa
     shown = yaml.safe_load(python(empty, "-m", "ampexp", *words, **site))
     assert shown["network"] == {"_target_": "mine.Net", "width": 9}
     assert shown["level"] == "O2"
-    names = {path.relative_to(installed / "ampexp" / "conf") for path in (installed / "ampexp" / "conf").rglob("*.yaml")}
-    assert names == {path.relative_to(ROOT / "conf") for path in (ROOT / "conf").rglob("*.yaml")}
+    conf = installed / "ampexp" / "conf"
+    there = {path.relative_to(conf) for path in conf.rglob("*.yaml")}
+    assert there == {path.relative_to(ROOT / "conf") for path in (ROOT / "conf").rglob("*.yaml")}
     assert list(empty.iterdir()) == []
+
+
+def blocks(language: str) -> list[str]:
+    """Give the README's code blocks of a language."""
+    text = (ROOT / "README.md").read_text("utf-8")
+    return [part.partition("```")[0] for part in text.split(f"```{language}\n")[1:]]
+
+
+@pytest.mark.slow
+def test_the_wheel_trains_what_the_readme_brings(installed: Path, tmp_path: Path) -> None:
+    code, library = blocks("python")
+    network, data = blocks("yaml")
+    (tmp_path / "mine.py").write_text(code)
+    for group, text in (("network", network), ("data", data)):
+        (tmp_path / "options" / group).mkdir(parents=True)
+        (tmp_path / "options" / group / "mine.yaml").write_text(text)
+    (command,) = (line for block in blocks("") for line in block.splitlines() if "network=mine" in line)
+    shown = python(tmp_path, *command.split()[1:], PYTHONPATH=str(installed), MLFLOW_TRACKING_URI="")
+    assert float(shown.partition("test accuracy")[2].split("%")[0]) > 80
+    assert (tmp_path / "mlflow.db").exists()
+    printed = python(tmp_path, "-c", library, PYTHONPATH=str(installed), MLFLOW_TRACKING_URI="")
+    assert "torch.float32" in printed

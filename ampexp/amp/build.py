@@ -63,8 +63,8 @@ def build_train_network(
         boost_level: O0, O1 or O2.
         **kwargs: `cast_model_type` (torch.float16, bfloat16 or float32: the dtype of the whole network; float32: no
             cast at all), `keep_batchnorm_fp32` (bool), `loss_scale_manager` (a LossScaleManager; None: no scaling);
-            not given, each is as the level says. Extensions to MindSpore: bfloat16; `cpu_loss_scaling=True` lets a level
-            that skips overflowing steps run on the CPU; `scheduler`, stepped after each applied update.
+            not given, each is as the level says. Extensions to MindSpore: bfloat16; `cpu_loss_scaling=True` lets a
+            level that skips overflowing steps run on the CPU; `scheduler`, stepped after each applied update.
 
     Raises:
         TypeError: an argument of wrong kind.

@@ -8,7 +8,7 @@ hands the result on. Nothing of PyTorch or of the network is changed, and no cas
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
@@ -45,7 +45,8 @@ class CastMode(TorchFunctionMode):
         self.low = policy.low
         self.root = root
         self.in_backward = False
-        self._opening: list[Callable[..., Any]] = []
+        self._opening: list[tuple[Callable[..., Any], Any]] = []
+        self._switches: list[bool] = []
 
     def __torch_function__(
         self,
@@ -57,8 +58,11 @@ class CastMode(TorchFunctionMode):
         """Run one function of PyTorch with its operands cast."""
         kwargs = kwargs or {}
         kind = operators.kind_of(func)
-        if self.in_backward and not torch.is_grad_enabled():
-            return self._inside_backward(kind, func, args, kwargs)
+        if self.in_backward:
+            if func is torch._C._set_grad_enabled:
+                self._follow(args[0])
+            if not any(self._switches):
+                return self._inside_backward(kind, func, args, kwargs)
         zone = self.zones[-1]
         if kind is Kind.DTYPE:
             return zone.compute if args[0].is_floating_point() else func(*args, **kwargs)
@@ -66,7 +70,7 @@ class CastMode(TorchFunctionMode):
             return func(*args, **kwargs)
         name = operators.name_of(func)
         is_listed = name in zone.operators and not operators.has_leaf(name)
-        if kind is Kind.COMPOSITE and not is_listed and not self._is_opening(func):
+        if kind is Kind.COMPOSITE and not is_listed and not self._is_opening(func, args):
             return self._open(func, args, kwargs)
         if name in operators.DECOMPOSED:
             with self:
@@ -77,11 +81,32 @@ class CastMode(TorchFunctionMode):
         with _no_autocast(args):
             return self._run(kind, func, name, args, kwargs, dtype, zone.compute)
 
-    def _is_opening(self, func: Callable[..., Any]) -> bool:
-        return bool(self._opening) and self._opening[-1] is func
+    def _follow(self, enabled: bool) -> None:
+        """Follow the switches of gradient recording: a backward pass that opens one computes a forward again.
+
+        Inside, parts without gradient belong to that forward, so the switch in force says too little; who calls tells
+        an opening from a closing.
+        """
+        frame = sys._getframe(2)
+        if frame.f_code.co_name == "__init__" and frame.f_back is not None:
+            frame = frame.f_back
+        if frame.f_code.co_name == "__enter__":
+            self._switches.append(enabled)
+        elif frame.f_code.co_name == "__exit__" and self._switches:
+            self._switches.pop()
+
+    def _is_opening(self, func: Callable[..., Any], args: tuple[Any, ...]) -> bool:
+        """Say whether a function's own body asks again, as methods in Python over one in C do.
+
+        A backward pass inside a backward pass calls the same function too, on other tensors.
+        """
+        if not self._opening:
+            return False
+        opening, first = self._opening[-1]
+        return opening is func and (args[0] if args else None) is first
 
     def _open(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        self._opening.append(func)
+        self._opening.append((func, args[0] if args else None))
         try:
             with self:
                 return operators.opened(func)(*args, **kwargs)
@@ -147,14 +172,15 @@ class CastMode(TorchFunctionMode):
         kwargs: dict[str, Any],
         dtype: torch.dtype,
     ) -> Tensor:
-        """Compute on a rounded copy and write back what changed: what was not written keeps its precision."""
+        """Compute on a rounded copy and write it back; what a partial write did not touch keeps its precision."""
         before = target.to(dtype)
         rest = convert(args[1:], dtype)
         kwargs = {
             key: convert(value, dtype) for key, value in kwargs.items() if value is not target
         }
         after = self._called(func, (before.clone(), *rest), kwargs, dtype)
-        if torch.is_grad_enabled() and (after.requires_grad or target.requires_grad):
+        recorded = torch.is_grad_enabled() and (after.requires_grad or target.requires_grad)
+        if recorded or not operators.writes_in_part(operators.name_of(func)):
             return target.copy_(after)
         return write_back(target, before, after)
 
@@ -230,7 +256,7 @@ class CastMode(TorchFunctionMode):
         A hook must give back the dtype it got, and the gradient of a weight is float32; a user's backward multiplies a
         low gradient with a float32 weight that its forward saw rounded.
         """
-        if kind is Kind.COMPOSITE and not self._is_opening(func):
+        if kind is Kind.COMPOSITE and not self._is_opening(func, args):
             return self._open(func, args, kwargs)
         if kind is Kind.COMPUTE:
             seen = {value.dtype for value in (*args, *kwargs.values()) if is_floating(value)}
@@ -270,15 +296,12 @@ def _runs(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any
 _NOTHING = nullcontext()
 
 
-def _no_autocast(args: tuple[Any, ...]) -> AbstractContextManager[Any]:
+def _no_autocast(operands: Iterable[Any]) -> AbstractContextManager[Any]:
     """Switch off an autocast that the network or its caller opened: the level alone says what is cast."""
-    for arg in args:
-        if isinstance(arg, Tensor):
-            kind = arg.device.type
-            return (
-                torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else _NOTHING
-            )
-    return _NOTHING
+    tensor = next((operand for operand in operands if isinstance(operand, Tensor)), None)
+    if tensor is None or not torch.is_autocast_enabled(tensor.device.type):
+        return _NOTHING
+    return torch.autocast(tensor.device.type, enabled=False)
 
 
 def _dropout(x: Tensor, p: float, train: bool) -> Tensor:
@@ -306,7 +329,8 @@ def cast_scope(network: nn.Module, policy: Policy) -> Iterator[CastMode]:
             if buffer is not None and buffer.is_floating_point():
                 buffers.append((module, name, buffer.dtype))
     try:
-        yield mode
+        with _no_autocast(network.parameters()):  # backward's own operators would follow it too
+            yield mode
     finally:
         for handle in handles:
             handle.remove()
@@ -327,7 +351,8 @@ def _zone_hooks(module: nn.Module, mode: CastMode, zone: Zone) -> list[Any]:
         if not mode.is_active():
             return None
         mode.zones.pop()
-        return convert(output, mode.zones[-1].compute)
+        with torch._C.DisableTorchFunction():  # to the mode the output has the dtype of the new zone already
+            return convert(output, mode.zones[-1].compute)
 
     return [
         module.register_forward_pre_hook(enter),

@@ -34,8 +34,8 @@ def _words(text: str) -> frozenset[str]:
 _UNTOUCHED = _words(
     "size dim ndimension numel nelement stride storage_offset is_contiguous is_complex is_floating_point "
     "element_size data_ptr untyped_storage storage get_device is_pinned is_inference is_shared is_set_to is_same_size "
-    "is_conj is_neg __len__ __hash__ __deepcopy__ __reduce_ex__ __repr__ __dir__ requires_grad_ retain_grad register_hook "
-    "register_post_accumulate_grad_hook detach_ resize_ resize_as_ set_ share_memory_ rename_ names_ __setstate__ "
+    "is_conj is_neg __len__ __hash__ __deepcopy__ __reduce_ex__ __repr__ __dir__ requires_grad_ retain_grad "
+    "register_hook register_post_accumulate_grad_hook detach_ resize_ resize_as_ set_ share_memory_ rename_ names_ __setstate__ "
     "_is_view record_stream is_signed __torch_function__"
 )
 _RANDOM = _words("rand randn rand_like randn_like normal")
@@ -154,6 +154,11 @@ def has_leaf(name: str) -> bool:
     """Say whether PyTorch has an operator of its own under this name (beside a Python function)."""
     homes = (torch._C._VariableFunctions, torch._C._nn, torch._C.TensorBase)
     return any(hasattr(home, name) for home in homes)
+
+
+def writes_in_part(name: str) -> bool:
+    """Say whether an in-place operator leaves some numbers of its first operand as they are."""
+    return name.startswith(("index_", "masked_", "scatter_")) or name in ("put_", "fill_diagonal_")
 
 
 def first_tensor(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor | None:

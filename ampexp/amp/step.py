@@ -37,7 +37,7 @@ class TrainNetwork(nn.Module):
 
     Attributes:
         network: the network under its level, for evaluation: floating outputs in float32.
-        record: what was built, in words: resolved level, cast type, BatchNorm rule, loss scale, boosts with their effect.
+        record: what was built, in words: resolved level, cast type, BatchNorm rule, loss scale, boosts and effect.
         num_steps, num_skipped_steps: calls, and those whose update was skipped.
         grad_norm: the norm of the unscaled gradients before clipping, when clipping is on.
 
@@ -68,6 +68,9 @@ class TrainNetwork(nn.Module):
         self.num_steps = 0
         self.num_skipped_steps = 0
         self.num_overflows_in_a_row = 0
+        # walked once: a walk over a small network's modules costs a per cent of its step
+        self._parameters_cleared = list(self.parameters())
+        self._parts = precision_networks(network) if network.policy is None else []
 
     def forward(self, *inputs: Any, **kwargs: Any) -> StepOutput:
         """Train one step.
@@ -90,8 +93,9 @@ class TrainNetwork(nn.Module):
         self.num_steps += 1
         overflow = self._unscale(loss, scale)
         factor = torch.full_like(loss, scale.value)
-        if scale.skips and self._skipped(overflow, scale):
+        if scale.skips and self._adjusted(overflow, scale):
             _restore(saved)
+            self._refuse_endless_overflow()
         else:
             self._update()
         return StepOutput(loss, overflow, factor)
@@ -130,11 +134,10 @@ class TrainNetwork(nn.Module):
             stack.enter_context(in_backward(mode))
             stack.enter_context(self.network.arithmetic())
             return stack
-        parts = precision_networks(self.network)
-        if not parts:
+        if not self._parts:
             return nullcontext()
         stack = ExitStack()
-        for part in parts:
+        for part in self._parts:
             stack.enter_context(part.backward_scope())
         return stack
 
@@ -147,7 +150,8 @@ class TrainNetwork(nn.Module):
         return to_float32(label)
 
     def _clear_gradients(self) -> None:
-        self.zero_grad(set_to_none=True)
+        for parameter in self._parameters_cleared:
+            parameter.grad = None
         for group in self.optimizer.param_groups:
             for parameter in group["params"]:
                 parameter.grad = None
@@ -176,8 +180,8 @@ class TrainNetwork(nn.Module):
                     gradient.div_(scale.value)
         return all_finite([loss, *gradients]).logical_not()
 
-    def _skipped(self, overflow: Tensor, scale: LossScale) -> bool:
-        """Adjust the scale and count; the one synchronisation of a step."""
+    def _adjusted(self, overflow: Tensor, scale: LossScale) -> bool:
+        """Adjust the scale and count; say whether the step is skipped. The one synchronisation of a step."""
         overflowed = bool(overflow)
         self.loss_scale = scale.adjust(not overflowed)
         if not overflowed:
@@ -185,13 +189,15 @@ class TrainNetwork(nn.Module):
             return False
         self.num_skipped_steps += 1
         self.num_overflows_in_a_row += 1
+        return True
+
+    def _refuse_endless_overflow(self) -> None:
         if self.num_overflows_in_a_row > MAX_OVERFLOWS_IN_A_ROW:
             raise RuntimeError(
                 f"overflow in {self.num_overflows_in_a_row:,} steps in a row, the loss scale is "
-                f"{self.loss_scale.value:g}: no scale helps, so the network itself is not finite; lower the learning rate, clip the gradients "
-                "or train at level O0 or O1"
+                f"{self.loss_scale.value:g}: no scale helps, so the network itself is not finite; lower the learning "
+                "rate, clip the gradients or train at level O0 or O1"
             )
-        return True
 
     def _update(self) -> None:
         """Move the weights."""

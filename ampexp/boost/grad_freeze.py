@@ -39,13 +39,13 @@ def freeze_schedule(
     generator = np.random.RandomState(seed)
     indices = np.arange(1, num_groups)
     chances = indices / indices.sum()
-    schedule, num_zeros = [0], 1
+    schedule, num_frozen = [0], 0
     while len(schedule) < total_steps:
-        if num_zeros / len(schedule) < freeze_p:
-            schedule.append(0)
-            num_zeros += 1
-        else:
+        if num_frozen / len(schedule) < 1 - freeze_p:
             schedule.append(int(generator.choice(indices[::-1], p=chances)))
+            num_frozen += 1
+        else:
+            schedule.append(0)
     return schedule[:total_steps]
 
 

@@ -153,10 +153,10 @@ class MlflowRun(RecordedRun):
                 self._client.log_batch(run_id, metrics=batch)
         self._keep_long_keys()
 
-    def _finish(self, status: str, *rest: Any) -> None:
+    def _finish(self, status: str, error: BaseException | None) -> None:
         # who was stopped or has failed should not wait minutes for a server that is gone
         with contextlib.nullcontext() if status == "FINISHED" else quick():
-            super()._finish(status, *rest)
+            super()._finish(status, error)
 
     def _end(self, status: str) -> None:
         self._keep_long_keys()
@@ -181,7 +181,8 @@ class MlflowRun(RecordedRun):
     def _sending(self) -> Iterator[str]:
         if self.run_id is None:
             raise UserError("a run takes values inside its block only")
-        with store_errors(self._tracker.store):
+        # an exception out of a signal, inside a transaction, would leave the database locked
+        with self._signals.hold(), store_errors(self._tracker.store):
             yield self.run_id
 
 

@@ -37,6 +37,7 @@ class RecordedRun:
 
     def __init__(self) -> None:
         """Start with nothing to send."""
+        self._signals = Signals()
         self._buffer: list[tuple[int, float, dict[str, float]]] = []
         self._last_step = 0
         self._diverged: dict[str, str] = {}
@@ -107,26 +108,26 @@ class RecordedRun:
         on SIGTERM, which is raised as `Terminated` in the main thread. Exceptions pass on.
         """
         status, error = "FINISHED", None
-        with Signals() as signals:
+        with self._signals:
             try:
-                with signals.hold():  # a run that exists is a run that gets a status
+                with self._signals.hold():  # a run that exists is a run that gets a status
                     self._begin(config, config_yaml, tags)
                 yield self
             except BaseException as raised:
                 status, error = status_of(raised), raised
                 raise
             finally:
-                with signals.hold():
-                    self._finish(status, error, signals)
+                with self._signals.hold():
+                    self._finish(status, error)
 
-    def _finish(self, status: str, error: BaseException | None, signals: Signals) -> None:
+    def _finish(self, status: str, error: BaseException | None) -> None:
         if not self._exists:
             return
         trouble = None
         if status == "FAILED" and error is not None:
             trouble = self._attempt(self._explain, error)
         trouble = self._attempt(self._drain) or trouble
-        if status == "FINISHED" and (trouble or signals.waiting is not None):
+        if status == "FINISHED" and (trouble or self._signals.waiting is not None):
             status = "KILLED" if trouble is None else "FAILED"
         trouble = self._attempt(self._end, status) or trouble
         if trouble is not None:

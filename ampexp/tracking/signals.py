@@ -29,7 +29,7 @@ class Signals:
     def __init__(self) -> None:
         """Start with no signal waiting."""
         self.waiting: int | None = None
-        self._holding = False
+        self._holds = 0
         self._previous: dict[int, Any] = {}
         self._process = os.getpid()
 
@@ -50,18 +50,18 @@ class Signals:
 
     @contextmanager
     def hold(self) -> Iterator[None]:
-        """Let the first signal wait until the block ends; a second one goes through at once."""
-        self._holding = True
+        """Let the first signal wait until the outermost block ends; a second goes through at once."""
+        self._holds += 1
         try:
             yield
         finally:
-            self._holding = False
-            number, self.waiting = self.waiting, None
-            if number is not None:
+            self._holds -= 1
+            if not self._holds and self.waiting is not None:
+                number, self.waiting = self.waiting, None
                 self._deliver(number, None)
 
     def _receive(self, number: int, frame: FrameType | None) -> None:
-        if self._holding and self.waiting is None:
+        if self._holds and self.waiting is None:
             self.waiting = number
         else:
             self._deliver(number, frame)

@@ -56,8 +56,8 @@ class Store:
 
     @property
     def public(self) -> str:
-        """The URI without its password."""
-        return re.sub(r"(://[^/@:]*:)[^/@]*@", r"\1***@", self.uri)
+        """The URI without user and password."""
+        return self.uri if self.database else re.sub(r"://.*@", "://***@", self.uri)
 
 
 def find_store(uri: str | None, launch_directory: Path) -> Store:
@@ -142,7 +142,7 @@ def store_errors(store: Store) -> Iterator[None]:
     except ModuleNotFoundError as error:
         raise UserError(f"the store {store.public} needs the package {error.name}") from error
     except (MlflowException, SQLAlchemyError, sqlite3.Error, OSError) as error:
-        said = str(error)
+        said = str(error).replace(store.uri, store.public)
         if "Max retries exceeded" in said or "timed out" in said or "refused" in said:
             raise UserError(f"no server answers at {store.public}") from error
         line = next((line.strip() for line in said.splitlines() if line.strip()), repr(error))

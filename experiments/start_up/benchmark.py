@@ -34,7 +34,8 @@ def seconds_until(words: list[str], sign: str, directory: str) -> float:
         assert process.stdout is not None
         seen = next((time.perf_counter() - begin for line in process.stdout if sign in line), None)
         process.stdout.read()
-    assert seen is not None and process.returncode == 0, (words, process.returncode)
+    assert seen is not None, words
+    assert process.returncode == 0, (words, process.returncode)
     return seen
 
 

@@ -1,6 +1,6 @@
 """Our step against a hand-written PyTorch loop: LeNet-5, batch 64, level O0, interleaved in one process.
 
-    python experiments/step_overhead/benchmark.py [--blocks 8] [--rounds 60]
+    python experiments/step_overhead/benchmark.py [--blocks 8] [--rounds 60] [--device cpu] [--results FILE]
 
 Each block builds all candidates anew (memory layout alone moves a step); in each round every candidate takes one step,
 in random order. Reported: the ratio of medians to the hand-written loop over all rounds, and its spread over blocks.
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import platform
 import random
 import statistics
@@ -26,12 +27,13 @@ from ampexp.amp import build_train_network
 from ampexp.networks import LeNet5
 from ampexp.tracking import open_tracker
 
+DEVICE = torch.device("cpu")
 Step = Callable[[torch.Tensor, torch.Tensor], None]
 
 
 def parts() -> tuple[nn.Module, torch.optim.Optimizer, nn.Module]:
     torch.manual_seed(0)
-    network = LeNet5(num_classes=10, in_channels=1, image_size=32)
+    network = LeNet5(num_classes=10, in_channels=1, image_size=32).to(DEVICE)
     optimizer = torch.optim.SGD(network.parameters(), lr=0.01, momentum=0.9)
     return network, optimizer, nn.CrossEntropyLoss()
 
@@ -72,9 +74,16 @@ def ours_logged(run) -> Step:
     return step
 
 
+def finished() -> float:
+    """Give the time when the device has done what it was given."""
+    if DEVICE.type == "cuda":
+        torch.cuda.synchronize()
+    return time.perf_counter()
+
+
 def measure(threads: int, blocks: int, rounds: int, run) -> dict[str, dict[str, float]]:
     torch.set_num_threads(threads)
-    x, y = torch.randn(64, 1, 32, 32), torch.randint(0, 10, (64,))
+    x, y = torch.randn(64, 1, 32, 32, device=DEVICE), torch.randint(0, 10, (64,), device=DEVICE)
     makers = {"by hand": by_hand, "ours": ours, "ours, every step logged": lambda: ours_logged(run)}
     seconds: dict[str, list[list[float]]] = {name: [] for name in makers}
     flush_seconds = 0.0
@@ -83,10 +92,10 @@ def measure(threads: int, blocks: int, rounds: int, run) -> dict[str, dict[str, 
         times: dict[str, list[float]] = {name: [] for name in makers}
         for count in range(rounds + 10):
             for name in random.sample(list(steps), len(steps)):
-                begin = time.perf_counter()
+                begin = finished()
                 steps[name](x, y)
                 if count >= 10:
-                    times[name].append(time.perf_counter() - begin)
+                    times[name].append(finished() - begin)
         begin = time.perf_counter()
         run.flush()
         flush_seconds += time.perf_counter() - begin
@@ -114,18 +123,22 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--blocks", type=int, default=8)
     parser.add_argument("--rounds", type=int, default=60)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--results", type=Path, default=Path(__file__).parent / "results.json")
     args = parser.parse_args()
+    global DEVICE
+    DEVICE = torch.device(args.device)
     random.seed(0)
     with tempfile.TemporaryDirectory() as folder:
         tracker = open_tracker("mlflow", None, "step_overhead", None, Path(folder))
         with tracker.run({}, "", {}) as run:
             threads = {str(n): measure(n, args.blocks, args.rounds, run) for n in (1, 2)}
-    machine = {"processor": processor(), "cores": torch.get_num_threads(), "torch": torch.__version__}
+    machine = {"processor": processor(), "cores": os.cpu_count(), "device": args.device, "torch": torch.__version__}
     report = {"date": str(date.today()), "machine": machine, "blocks": args.blocks, "rounds": args.rounds,
               "threads": threads}  # fmt: skip
     text = json.dumps(report, indent=1)
     print(text)
-    (Path(__file__).parent / "results.json").write_text(text + "\n")
+    args.results.write_text(text + "\n")
 
 
 def processor() -> str:

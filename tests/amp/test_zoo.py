@@ -48,5 +48,6 @@ def test_trains_or_is_refused(name: str, level: str) -> None:
     for parameter in network.parameters():
         assert parameter.grad is None or parameter.grad.dtype == parameter.dtype
     after = {key: (value.dtype, value.shape) for key, value in network.state_dict().items()}
-    assert after == before and list(after) == list(before)
+    assert after == before
+    assert list(after) == list(before)
     assert train_network.network(*inputs).dtype == torch.float32

@@ -6,6 +6,7 @@ import logging
 import math
 import os
 import shutil
+import signal
 import socket
 import sqlite3
 import threading
@@ -18,7 +19,7 @@ import pytest
 import torch
 
 from ampexp.messages import UserError
-from ampexp.tracking import open_tracker
+from ampexp.tracking import Terminated, open_tracker
 from ampexp.tracking.store import find_store
 
 pytestmark = pytest.mark.filterwarnings("error")
@@ -111,6 +112,26 @@ def test_a_store_that_goes_away_does_not_hide_the_trainings_exception(launch, ca
     with pytest.raises(ZeroDivisionError):
         divide_by_zero(tracker, [], lose_the_run)
     assert "incomplete" in caplog.text
+
+
+@pytest.mark.parametrize("seconds", [0.2, 0.25, 0.3])
+def test_a_signal_while_metrics_are_written_locks_and_loses_nothing(launch, seconds):
+    tracker, runs, steps = open_tracker("mlflow", None, "e", None, launch), [], []
+
+    def write_without_end():
+        with tracker.run({}, "", {}) as run:
+            runs.append(run)
+            threading.Timer(seconds, os.kill, [os.getpid(), signal.SIGTERM]).start()
+            while True:
+                steps.append(len(steps))
+                run.log_metrics({f"k{i}": 1.0 for i in range(100)}, steps[-1])
+                run.flush()
+
+    with pytest.raises(Terminated):
+        write_without_end()
+    assert tracker.client.get_run(runs[0].run_id).info.status == "KILLED"
+    kept = tracker.client.get_metric_history(runs[0].run_id, "k0")
+    assert len(steps) - 1 <= len(kept) <= len(steps)
 
 
 @pytest.mark.parametrize("name", ["a b", "ü中", "50%20", "a#b", "a?b=c", "a&b=c;d+e@f:g"])
