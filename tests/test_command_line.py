@@ -4,7 +4,6 @@ import logging
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -45,9 +44,7 @@ def test_help_lists_everything_and_imports_little(command_line: CommandLine, tmp
     own = tmp_path / "own" / "network"
     own.mkdir(parents=True)
     (own / "mine.yaml").write_text("# A network of my own.\n_target_: mine.Net\n")
-    begin = time.perf_counter()
     done = command_line("--help", "--config-dir", str(own.parent))
-    assert time.perf_counter() - begin < 1
     assert (done.returncode, done.stderr) == (0, "")
     lines = done.stdout.splitlines()
     for command in COMMANDS:

@@ -16,7 +16,8 @@ SETUP = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
 def test_every_package_is_listed() -> None:
     there = {".".join(path.parent.relative_to(ROOT).parts) for path in (ROOT / "ampexp").rglob("__init__.py")}
     there |= {".".join(path.relative_to(ROOT).parts) for path in (ROOT / "ampexp").rglob("*") if _holds_modules(path)}
-    assert set(SETUP["tool"]["setuptools"]["packages"]) == there | {"ampexp.conf"}
+    groups = {f"ampexp.conf.{path.name}" for path in (ROOT / "conf").iterdir() if any(path.glob("*.yaml"))}
+    assert set(SETUP["tool"]["setuptools"]["packages"]) == there | {"ampexp.conf"} | groups
 
 
 def _holds_modules(path: Path) -> bool:
