@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ampexp import collection
 from ampexp.messages import UserError, refusal
 
 if TYPE_CHECKING:
@@ -38,7 +39,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.path.insert(0, os.getcwd())
     try:
         try:
-            return _dispatch(words)
+            with collection.paused():  # until training begins
+                return _dispatch(words)
         finally:
             sys.stdout.flush()
     except BrokenPipeError:  # the reader has gone (`| head`); the flush at exit would say so again

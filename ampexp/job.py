@@ -15,7 +15,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
-from ampexp import report
+from ampexp import collection, report
 from ampexp.amp.build import assemble
 from ampexp.amp.step import TrainNetwork
 from ampexp.boost import make_boosts
@@ -133,7 +133,7 @@ def run(config: AmpConfig) -> RunSummary:
         UserError: something of the user's cannot be made or used.
 
     """
-    with _threads(config.device.threads):
+    with collection.paused(), _threads(config.device.threads):
         job = build(config)
         settings = config.tracker
         run_name = settings.run_name or f"{config.level} boost {config.boost_level}"
@@ -159,6 +159,7 @@ def run(config: AmpConfig) -> RunSummary:
 
 def _trained(job: Job, config: AmpConfig, tracked: Run) -> RunSummary:
     """Go through the training and send what happened after each epoch, never between steps."""
+    collection.resume()
     if job.device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(job.device)
     measurements = Measurements(job.clock)

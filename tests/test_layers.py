@@ -11,7 +11,7 @@ import pytest
 PACKAGE = Path(__file__).parent.parent / "ampexp"
 
 LAYERS = [
-    {"messages"},
+    {"messages", "collection"},
     {"amp.levels", "boost.levels"},
     {"kernels", "boost"},
     {"amp"},

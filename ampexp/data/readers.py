@@ -95,8 +95,8 @@ def read_package_table(package: str, inside: str) -> np.ndarray:
         raise UserError(f"{inside}: the package {package} must be installed")
     path = Path(spec.submodule_search_locations[0]) / inside
     try:
-        return np.loadtxt(read_bytes(path).decode().splitlines(), delimiter=",").astype(np.uint8)
-    except ValueError as error:
+        return np.loadtxt(read_bytes(path).decode().splitlines(), dtype=np.uint8, delimiter=",")
+    except (ValueError, OverflowError) as error:
         raise UserError(
             f"{path}: a table of numbers separated by commas is needed; {error}"
         ) from error

@@ -1,0 +1,44 @@
+from __future__ import annotations
+
+import gc
+
+import pytest
+
+import ampexp
+from ampexp import collection, trainer
+from ampexp.__main__ import main
+
+
+@pytest.fixture(autouse=True)
+def _enabled():
+    gc.enable()
+    yield
+    gc.enable()
+
+
+def test_a_pause_ends_and_nests() -> None:
+    with collection.paused():
+        assert not gc.isenabled()
+        with collection.paused():
+            assert not gc.isenabled()
+        collection.resume()
+        assert gc.isenabled()
+    assert gc.isenabled()
+
+
+def test_what_the_user_switched_off_stays_off() -> None:
+    gc.disable()
+    with collection.paused():
+        collection.resume()
+        assert not gc.isenabled()
+    assert not gc.isenabled()
+
+
+def test_training_collects_and_a_mistake_leaves_no_trace(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+    whole = trainer.evaluate
+    monkeypatch.setattr(trainer, "evaluate", lambda *given: (seen.append(gc.isenabled()), whole(*given))[1])
+    ampexp.run(ampexp.compose("tracker=none", "network=mlp", "data=digits", "trainer.epochs=1", "trainer.progress=none"))
+    assert set(seen) == {True}
+    assert main(["level=o2"]) == 2
+    assert gc.isenabled()
