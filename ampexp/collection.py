@@ -1,7 +1,7 @@
 """Python's garbage collector, paused while a process starts.
 
-Importing torch and MLflow makes a million objects that live for ever; looking through them again and again takes a third
-of the time to the first step (figures in `experiments/start_up`).
+Importing torch and MLflow makes a million objects that live for ever; looking through them again and again takes a
+third of the time to the first step (figures in `experiments/LOG.md`).
 """
 
 from __future__ import annotations

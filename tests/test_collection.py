@@ -38,7 +38,8 @@ def test_training_collects_and_a_mistake_leaves_no_trace(monkeypatch: pytest.Mon
     seen = []
     whole = trainer.evaluate
     monkeypatch.setattr(trainer, "evaluate", lambda *given: (seen.append(gc.isenabled()), whole(*given))[1])
-    ampexp.run(ampexp.compose("tracker=none", "network=mlp", "data=digits", "trainer.epochs=1", "trainer.progress=none"))
+    words = ("tracker=none", "network=mlp", "data=digits", "trainer.epochs=1", "trainer.progress=none")
+    ampexp.run(ampexp.compose(*words))
     assert set(seen) == {True}
     assert main(["level=o2"]) == 2
     assert gc.isenabled()

@@ -45,7 +45,9 @@ def runs_of(launch: Path) -> tuple[Any, list[Any]]:
 
 
 def test_what_the_command_trains_stands_in_the_store(command_line: CommandLine, launch: Path) -> None:
-    words = ("level=O2", "boost_level=O1", "network=mlp", "data=digits", "trainer.epochs=2", "trainer.log_every_steps=2")
+    words = (
+        "level=O2", "boost_level=O1", "network=mlp", "data=digits", "trainer.epochs=2", "trainer.log_every_steps=2",
+    )  # fmt: skip
     done = command_line(*words)
     assert done.returncode == 0, done.stderr
     assert "Traceback" not in done.stderr
@@ -85,7 +87,7 @@ def test_what_happened_before_a_failure_is_in_the_run(
     launch: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(launch)
-    (launch / "failing.py").write_text(
+    (launch / "planted_failure.py").write_text(
         "import torch\n"
         "class Net(torch.nn.Module):\n"
         "    def __init__(self):\n"
@@ -98,7 +100,7 @@ def test_what_happened_before_a_failure_is_in_the_run(
         "        return self.head(x.flatten(1))\n"
     )
     monkeypatch.syspath_prepend(str(launch))
-    config = ampexp.compose("data=digits", "network._target_=failing.Net", *[f"~network.{key}" for key in
+    config = ampexp.compose("data=digits", "network._target_=planted_failure.Net", *[f"~network.{key}" for key in
                             ("num_classes", "in_channels", "image_size")], "trainer.progress=none")  # fmt: skip
     with pytest.raises(KeyError, match="planted"):
         ampexp.run(config)

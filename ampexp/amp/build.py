@@ -124,12 +124,9 @@ def assemble(
     keep = row.keep_batchnorm_fp32
     if keep_batchnorm_fp32 is not _UNSET:
         keep = _checked_bool("keep_batchnorm_fp32", keep_batchnorm_fp32)
+    cpu_loss_scaling = _checked_bool("cpu_loss_scaling", cpu_loss_scaling)
     scale = _loss_scale(loss_scale_manager, row.loss_scale_manager)
-    if (
-        device.type == "cpu"
-        and scale.skips
-        and not _checked_bool("cpu_loss_scaling", cpu_loss_scaling)
-    ):
+    if device.type == "cpu" and scale.skips and not cpu_loss_scaling:
         origin = (
             f"level {resolved} implies"
             if loss_scale_manager is _UNSET

@@ -8,8 +8,8 @@ hands the result on. Nothing of PyTorch or of the network is changed, and no cas
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -78,7 +78,7 @@ class CastMode(TorchFunctionMode):
         dtype = zone.operators.get(name, zone.compute)
         if name in operators.SATURATING:
             args, kwargs = saturated(args, kwargs, dtype)
-        with _no_autocast(args):
+        with no_autocast(args):
             return self._run(kind, func, name, args, kwargs, dtype, zone.compute)
 
     def _follow(self, enabled: bool) -> None:
@@ -142,7 +142,7 @@ class CastMode(TorchFunctionMode):
                 kwargs = {**kwargs, "dtype": torch.float32} if name != "normal" else kwargs
             return handed_on_in(func(*convert(args, torch.float32), **kwargs), handed_on)
         if name in ("dropout", "dropout_") and is_floating(target) and target.device.type != "cpu":
-            dropped = _dropout(convert(target, dtype), *args[1:], **kwargs)
+            dropped = operators.dropout(convert(target, dtype), *args[1:], **kwargs)
             return handed_on_in(dropped if name == "dropout" else target.copy_(dropped), handed_on)
         if kind is Kind.RANDOM_INPLACE and is_floating(target):
             drawn = func(torch.empty_like(target, dtype=torch.float32), *args[1:], **kwargs)
@@ -278,11 +278,7 @@ class CastMode(TorchFunctionMode):
             frame = frame.f_back  # type: ignore[assignment]
         module = self.root if frame is None else frame.f_locals["self"]
         path = next((name for name, other in self.root.named_modules() if other is module), "")
-        return (
-            f"network.{path} ({type(module).__name__})"
-            if path
-            else f"network ({type(module).__name__})"
-        )
+        return f"network{'.' if path else ''}{path} ({type(module).__name__})"
 
 
 def _runs(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
@@ -293,68 +289,9 @@ def _runs(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any
     return True
 
 
-_NOTHING = nullcontext()
-
-
-def _no_autocast(operands: Iterable[Any]) -> AbstractContextManager[Any]:
+def no_autocast(operands: Iterable[Any]) -> AbstractContextManager[Any]:
     """Switch off an autocast that the network or its caller opened: the level alone says what is cast."""
     tensor = next((operand for operand in operands if isinstance(operand, Tensor)), None)
     if tensor is None or not torch.is_autocast_enabled(tensor.device.type):
-        return _NOTHING
+        return nullcontext()
     return torch.autocast(tensor.device.type, enabled=False)
-
-
-def _dropout(x: Tensor, p: float, train: bool) -> Tensor:
-    """Drop with a mask drawn in float32: fused kernels draw otherwise for each dtype."""
-    if not train or p in (0.0, 1.0):
-        return torch.dropout(x, p, train)
-    keep = torch.dropout(torch.ones_like(x, dtype=torch.float32), p, True).ne(0)
-    return x * keep * (1.0 / (1.0 - p))
-
-
-@contextmanager
-def cast_scope(network: nn.Module, policy: Policy) -> Iterator[CastMode]:
-    """Prepare a network for one step under a policy and leave nothing behind.
-
-    Inside, `with mode:` makes the casts active in this thread. Modules of another zone get hooks for this time only,
-    and a buffer that the network replaced by a low-precision tensor is converted back when the scope ends.
-    """
-    mode = CastMode(policy, network)
-    handles = []
-    buffers = []
-    for module in network.modules():
-        if policy.modules and (zone := policy.zone_of(module)) is not None:
-            handles += _zone_hooks(module, mode, zone)
-        for name, buffer in module._buffers.items():
-            if buffer is not None and buffer.is_floating_point():
-                buffers.append((module, name, buffer.dtype))
-    try:
-        with _no_autocast(network.parameters()):  # backward's own operators would follow it too
-            yield mode
-    finally:
-        for handle in handles:
-            handle.remove()
-        for module, name, dtype in buffers:
-            buffer = module._buffers.get(name)
-            if buffer is not None and buffer.dtype is not dtype and buffer.is_floating_point():
-                module._buffers[name] = buffer.to(dtype)
-
-
-def _zone_hooks(module: nn.Module, mode: CastMode, zone: Zone) -> list[Any]:
-    """Open a zone before the module's forward; close it behind and hand its output on."""
-
-    def enter(_: nn.Module, args: Any) -> None:
-        if mode.is_active():
-            mode.zones.append(zone)
-
-    def leave(_: nn.Module, args: Any, output: Any) -> Any:
-        if not mode.is_active():
-            return None
-        mode.zones.pop()
-        with torch._C.DisableTorchFunction():  # to the mode the output has the dtype of the new zone already
-            return convert(output, mode.zones[-1].compute)
-
-    return [
-        module.register_forward_pre_hook(enter),
-        module.register_forward_hook(leave, prepend=True, always_call=True),
-    ]

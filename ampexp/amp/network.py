@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from ampexp.amp.batch import converted_inputs, to_float32
-from ampexp.amp.cast import CastMode, cast_scope
+from ampexp.amp.cast import CastMode
 from ampexp.amp.levels import LEVEL_NAMES, LEVELS, resolve_level
 from ampexp.amp.policy import (
     Policy,
@@ -19,6 +19,7 @@ from ampexp.amp.policy import (
     level_policy,
     white_listed,
 )
+from ampexp.amp.scope import cast_scope
 from ampexp.kernels.accumulate import accumulate_scope
 from ampexp.messages import refusal
 

@@ -35,8 +35,8 @@ _UNTOUCHED = _words(
     "size dim ndimension numel nelement stride storage_offset is_contiguous is_complex is_floating_point "
     "element_size data_ptr untyped_storage storage get_device is_pinned is_inference is_shared is_set_to is_same_size "
     "is_conj is_neg __len__ __hash__ __deepcopy__ __reduce_ex__ __repr__ __dir__ requires_grad_ retain_grad "
-    "register_hook register_post_accumulate_grad_hook detach_ resize_ resize_as_ set_ share_memory_ rename_ names_ __setstate__ "
-    "_is_view record_stream is_signed __torch_function__"
+    "register_hook register_post_accumulate_grad_hook detach_ resize_ resize_as_ set_ share_memory_ rename_ names_ "
+    "__setstate__ _is_view record_stream is_signed __torch_function__"
 )
 _RANDOM = _words("rand randn rand_like randn_like normal")
 _RANDOM_INPLACE = _words("normal_ uniform_ exponential_ cauchy_ log_normal_")
@@ -66,6 +66,14 @@ SPARSE_GRADIENT = {"embedding": 4, "embedding_bag": 5}
 
 def _weight_norm(v: Tensor, g: Tensor, dim: int = 0) -> Tensor:
     return v * (g / torch.norm_except_dim(v, 2, dim))
+
+
+def dropout(x: Tensor, p: float, train: bool) -> Tensor:
+    """Drop with a mask drawn in float32: fused kernels draw otherwise for each dtype."""
+    if not train or p in (0.0, 1.0):
+        return torch.dropout(x, p, train)
+    keep = torch.dropout(torch.ones_like(x, dtype=torch.float32), p, True).ne(0)
+    return x * keep * (1.0 / (1.0 - p))
 
 
 DECOMPOSED: dict[str, Callable[..., Any]] = {"_weight_norm": _weight_norm}

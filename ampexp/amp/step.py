@@ -11,13 +11,15 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ampexp.amp.batch import first_floating, to_float32
-from ampexp.amp.cast import cast_scope
 from ampexp.amp.loss_scale import LossScale
 from ampexp.amp.network import PrecisionNetwork, in_backward, precision_networks
 from ampexp.amp.scalers import all_finite
+from ampexp.amp.scope import cast_scope
 from ampexp.boost.base import Boost, Update
 
 MAX_OVERFLOWS_IN_A_ROW = 1000
+SavedBuffer = tuple[nn.Module, str, Tensor | None, Tensor | None]
+"""Where a buffer belongs, the buffer itself and a copy of its numbers; None twice for one that is not there yet."""
 
 
 class StepOutput(NamedTuple):
@@ -102,6 +104,10 @@ class TrainNetwork(nn.Module):
 
     def _backward(self, inputs: tuple[Any, ...], kwargs: dict[str, Any], scale: float) -> Tensor:
         """Compute the scaled gradients and give the loss."""
+        if self.loss_fn is not None and not inputs:
+            raise TypeError(
+                "train_network(*inputs, label) needs the label for loss_fn as last positional argument; got none"
+            )
         with self._scope() as mode:
             network_inputs = inputs if self.loss_fn is None else inputs[:-1]
             if mode is None:
@@ -109,10 +115,6 @@ class TrainNetwork(nn.Module):
             else:
                 output = self.network.run(mode, network_inputs, kwargs)
             if self.loss_fn is not None:
-                if not inputs:
-                    raise TypeError(
-                        "train_network(*inputs, label) needs the label for loss_fn; got no argument"
-                    )
                 output = self.loss_fn(output, self._label(inputs[-1], output))
             loss = loss_of(output)
             if not loss.requires_grad:
@@ -213,22 +215,22 @@ class TrainNetwork(nn.Module):
         if self.scheduler is not None:
             self.scheduler.step()
 
-    def _saved_buffers(self) -> list[tuple[nn.Module, str, Tensor, Tensor]]:
+    def _saved_buffers(self) -> list[SavedBuffer]:
         """Copy all buffers: BatchNorm's kernels write theirs past the version counter, so none can be left out."""
         return [
-            (module, name, buffer, buffer.clone())
+            (module, name, buffer, None if buffer is None else buffer.clone())
             for module in self.modules()
             for name, buffer in module._buffers.items()
-            if buffer is not None
         ]
 
 
 @torch.no_grad()
-def _restore(saved: list[tuple[nn.Module, str, Tensor, Tensor]]) -> None:
+def _restore(saved: list[SavedBuffer]) -> None:
     """Put buffers back as they were before a forward."""
     for module, name, buffer, copy in saved:
         module._buffers[name] = buffer
-        buffer.copy_(copy)
+        if buffer is not None and copy is not None:
+            buffer.copy_(copy)
 
 
 def loss_of(output: Any) -> Tensor:

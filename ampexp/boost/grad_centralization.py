@@ -26,7 +26,11 @@ def centralize(grad: Tensor) -> Tensor:
         if grad.sparse_dim() != 1:
             return grad
         return torch.sparse_coo_tensor(
-            grad.indices(), centralize(grad.values()), grad.shape, is_coalesced=True
+            grad.indices(),
+            centralize(grad.values()),
+            grad.shape,
+            check_invariants=False,
+            is_coalesced=True,
         )
     return grad - grad.mean(dim=tuple(range(1, grad.dim())), keepdim=True)
 

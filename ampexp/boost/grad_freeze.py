@@ -111,6 +111,8 @@ class GradFreeze(Boost):
             or not 0 <= freeze_p < 1
         ):
             raise ValueError(refusal("grad_freeze.freeze_p", "a number in [0, 1)", freeze_p))
+        if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**32:
+            raise ValueError(refusal("grad_freeze.seed", "an integer in [0, 2**32)", seed))
         self.param_groups = param_groups
         self.arguments = (freeze_type, float(freeze_p), total_steps, seed)
         self.parameters: list[nn.Parameter] = []
@@ -135,7 +137,8 @@ class GradFreeze(Boost):
     def select(self, step: int) -> Iterator[None]:
         """Freeze the groups of this step."""
         group = self.schedule[step % len(self.schedule)]
-        frozen = self.parameters[: self.starts[group] if group else 0]
+        first = self.parameters[: self.starts[group] if group else 0]
+        frozen = [parameter for parameter in first if parameter.requires_grad]
         for parameter in frozen:
             parameter.requires_grad_(False)
         try:

@@ -83,7 +83,9 @@ def train(net: str, level: str, overrides: dict[str, Any]) -> tuple[list[float],
         **given,
     )
     batches = zip(start["x"], start["y"], strict=True)
-    return [train_network(torch.tensor(x), torch.tensor(y)).loss.item() for x, y in batches], network
+    return [
+        train_network(torch.tensor(x), torch.tensor(y)).loss.item() for x, y in batches
+    ], network
 
 
 def name_of(record: dict[str, Any]) -> str:
@@ -255,7 +257,10 @@ def test_cpu_errors(row: dict[str, Any]) -> None:
 def test_loss_scale(record: dict[str, Any]) -> None:
     arguments = (record["init_loss_scale"], record["scale_factor"], record["scale_window"])
     manager, scaler = DynamicLossScaleManager(*arguments), DynamicLossScaler(*arguments)
-    update, state = DynamicLossScaleManager(*arguments).get_update_cell(), DynamicLossScale(*arguments)
+    update, state = (
+        DynamicLossScaleManager(*arguments).get_update_cell(),
+        DynamicLossScale(*arguments),
+    )
     by_cell = float(record["init_loss_scale"])
     for step, overflow in enumerate(record["overflow"]):
         manager.update_loss_scale(overflow)
@@ -268,7 +273,9 @@ def test_loss_scale(record: dict[str, Any]) -> None:
         assert state.value == record["scaler"][step]
 
 
-@pytest.mark.parametrize("record", golden("grad_freeze"), ids=lambda r: f"{r['groups']}-{r['strategy']}")
+@pytest.mark.parametrize(
+    "record", golden("grad_freeze"), ids=lambda r: f"{r['groups']}-{r['strategy']}"
+)
 def test_freeze_schedule(record: dict[str, Any]) -> None:
     steps = record["total_steps"]
     ours = freeze_schedule(
@@ -303,4 +310,6 @@ def test_boost_level_o1_centralizes_the_recorded_gradient(name: str) -> None:
         boost_level="O1",
     )
     train_network(torch.tensor(record[f"{name}_grad"]), None)
-    torch.testing.assert_close(network.weight.detach(), centralized(record, name), rtol=0, atol=1e-6)
+    torch.testing.assert_close(
+        network.weight.detach(), centralized(record, name), rtol=0, atol=1e-6
+    )

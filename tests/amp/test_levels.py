@@ -34,7 +34,10 @@ def small_network() -> nn.Sequential:
 def batches(count: int = 4) -> list[tuple[Tensor, Tensor]]:
     generator = torch.Generator().manual_seed(2)
     return [
-        (torch.randn(6, 1, 6, 6, generator=generator), torch.randint(0, 3, (6,), generator=generator))
+        (
+            torch.randn(6, 1, 6, 6, generator=generator),
+            torch.randint(0, 3, (6,), generator=generator),
+        )
         for _ in range(count)
     ]
 
@@ -92,7 +95,10 @@ def test_o0_is_bitwise_a_loop_by_hand() -> None:
 def test_auto_on_cpu_is_o0_and_says_so() -> None:
     network, plain = small_network(), small_network()
     train_network = build_train_network(
-        network, torch.optim.Adam(network.parameters(), lr=0.01), nn.CrossEntropyLoss(), level="auto"
+        network,
+        torch.optim.Adam(network.parameters(), lr=0.01),
+        nn.CrossEntropyLoss(),
+        level="auto",
     )
     assert trained(train_network) == trained(built(plain, "O0"))
     assert_same_state(network, plain)
@@ -258,7 +264,9 @@ def test_checkpoints_move_freely_between_levels(level: str) -> None:
 def test_same_dropout_masks_at_every_level(level: str) -> None:
     def masks(level: str) -> list[Tensor]:
         seen: list[Tensor] = []
-        network = nn.Sequential(nn.Linear(4, 50), nn.Dropout(0.4), nn.Dropout1d(0.2), nn.Linear(50, 2))
+        network = nn.Sequential(
+            nn.Linear(4, 50), nn.Dropout(0.4), nn.Dropout1d(0.2), nn.Linear(50, 2)
+        )
         network[1].register_forward_hook(lambda *call: seen.append(call[2].ne(0)))
         network[2].register_forward_hook(lambda *call: seen.append(call[2].ne(0)))
         train_network = built(network, level)

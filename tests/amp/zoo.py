@@ -80,7 +80,10 @@ class Layers(nn.Module):
 
 
 for _layer in (nn.LSTM, nn.GRU, nn.RNN):
-    ZOO[f"layer_{_layer.__name__}"] = lambda layer=_layer: (Layers(layer), ((torch.randn(8, 4, 5),), labels()))
+    ZOO[f"layer_{_layer.__name__}"] = lambda layer=_layer: (
+        Layers(layer),
+        ((torch.randn(8, 4, 5),), labels()),
+    )
 
 
 class Packed(nn.Module):
@@ -90,7 +93,9 @@ class Packed(nn.Module):
         self.head = nn.Linear(6, 3)
 
     def forward(self, x: Tensor, lengths: Tensor) -> Tensor:
-        packed = nn.utils.rnn.pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=False)
+        packed = nn.utils.rnn.pack_padded_sequence(
+            x, lengths, batch_first=True, enforce_sorted=False
+        )
         return self.head(self.layer(packed)[1][-1])
 
 
@@ -137,7 +142,10 @@ def spectral_norm():
 @animal
 def spectral_norm_hook():
     layer = nn.utils.spectral_norm(nn.Conv2d(1, 4, 3))
-    return nn.Sequential(layer, nn.ReLU(), nn.Flatten(), nn.Linear(36, 3)), ((torch.randn(8, 1, 5, 5),), labels())
+    return nn.Sequential(layer, nn.ReLU(), nn.Flatten(), nn.Linear(36, 3)), (
+        (torch.randn(8, 1, 5, 5),),
+        labels(),
+    )
 
 
 @animal
@@ -171,7 +179,10 @@ def tied_embedding():
 @animal
 def shared_module():
     shared = nn.Linear(5, 5)
-    return nn.Sequential(shared, nn.ReLU(), shared, nn.PReLU(), nn.Linear(5, 3)), ((torch.randn(8, 5),), labels())
+    return nn.Sequential(shared, nn.ReLU(), shared, nn.PReLU(), nn.Linear(5, 3)), (
+        (torch.randn(8, 5),),
+        labels(),
+    )
 
 
 class Attention(nn.Module):
@@ -449,8 +460,14 @@ def einsum_and_friends():
 
         def forward(self, x: Tensor) -> Tensor:
             a = torch.einsum("bi,ij->bj", x, self.weight)
-            b = torch.tensordot(x, self.weight, dims=1) + x @ self.weight + torch.addmm(a, x, self.weight)
+            b = (
+                torch.tensordot(x, self.weight, dims=1)
+                + x @ self.weight
+                + torch.addmm(a, x, self.weight)
+            )
             c = torch.baddbmm(b[:, None], x[:, None], self.weight.expand(8, 5, 4))[:, 0]
-            return self.bilinear(F.gelu(a), F.softplus(c)) + torch.outer(x[:, 0], self.weight[0, :3])
+            return self.bilinear(F.gelu(a), F.softplus(c)) + torch.outer(
+                x[:, 0], self.weight[0, :3]
+            )
 
     return Products(), ((torch.randn(8, 5),), labels())

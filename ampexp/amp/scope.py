@@ -1,0 +1,70 @@
+"""When the casts are active: for one call of a network, after which nothing of them stays."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ampexp.amp.cast import CastMode, no_autocast
+from ampexp.amp.conversion import convert, is_floating
+from ampexp.amp.policy import Policy, Zone
+
+
+@contextmanager
+def cast_scope(network: nn.Module, policy: Policy) -> Iterator[CastMode]:
+    """Prepare a network for one step under a policy and leave nothing behind.
+
+    Inside, `with mode:` makes the casts active in this thread. Modules of another zone get hooks for this time only,
+    and a buffer that the network set to a low-precision tensor is converted back when the scope ends.
+    """
+    mode = CastMode(policy, network)
+    handles = []
+    for module in network.modules():
+        if policy.modules and (zone := policy.zone_of(module)) is not None:
+            handles += _zone_hooks(module, mode, zone)
+    before = {(module, name): buffer.dtype for module, name, buffer in _floating_buffers(network)}
+    try:
+        with no_autocast(network.parameters()):  # backward's own operators would follow it too
+            yield mode
+    finally:
+        for handle in handles:
+            handle.remove()
+        for module, name, buffer in _floating_buffers(network):
+            dtype = before.get((module, name), torch.float32)
+            if buffer.dtype is mode.low and dtype is not mode.low:
+                module._buffers[name] = buffer.to(dtype)
+
+
+def _floating_buffers(network: nn.Module) -> list[tuple[nn.Module, str, Tensor]]:
+    return [
+        (module, name, buffer)
+        for module in network.modules()
+        for name, buffer in module._buffers.items()
+        if is_floating(buffer)
+    ]
+
+
+def _zone_hooks(module: nn.Module, mode: CastMode, zone: Zone) -> list[Any]:
+    """Open a zone before the module's forward; close it behind and hand its output on."""
+
+    def enter(_: nn.Module, args: Any) -> None:
+        if mode.is_active():
+            mode.zones.append(zone)
+
+    def leave(_: nn.Module, args: Any, output: Any) -> Any:
+        if not mode.is_active():
+            return None
+        mode.zones.pop()
+        with (
+            torch._C.DisableTorchFunction()
+        ):  # to the mode the output has the dtype of the new zone already
+            return convert(output, mode.zones[-1].compute)
+
+    return [
+        module.register_forward_pre_hook(enter),
+        module.register_forward_hook(leave, prepend=True, always_call=True),
+    ]
