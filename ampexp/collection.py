@@ -11,28 +11,34 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 _paused = False
+_keeps = False
 
 
-def pause() -> None:
-    """Pause the collector until `resume`; one that the user switched off stays as it is."""
-    global _paused
+def pause(*, keep: bool = False) -> None:
+    """Pause the collector until `resume`; one that the user switched off stays as it is.
+
+    `keep`: what was made by then is never looked through again; for a process that is ours.
+    """
+    global _paused, _keeps
     if gc.isenabled():
         gc.disable()
-        _paused = True
+        _paused, _keeps = True, keep
 
 
 def resume() -> None:
     """Let the collector go on if `pause` stopped it."""
     global _paused
     if _paused:
+        if _keeps:
+            gc.freeze()
         gc.enable()
         _paused = False
 
 
 @contextmanager
-def paused() -> Iterator[None]:
+def paused(*, keep: bool = False) -> Iterator[None]:
     """Pause the collector for a block, or up to a `resume` inside it."""
-    pause()
+    pause(keep=keep)
     try:
         yield
     finally:

@@ -60,7 +60,7 @@ class Lines:
         done = self.last.step + 1
         left = elapsed / done * (self.total_steps - done)
         return (
-            f"step {done}/{self.total_steps}  {self.samples / elapsed:,.0f} samples/s  "
+            f"step {done}/{self.total_steps}  {self.samples / elapsed:,.0f} samples/s overall  "
             f"loss {float(self.last.output.loss):.4f}  scale {float(self.last.output.loss_scale):g}  ETA {left:.0f} s"
         )
 

@@ -20,7 +20,7 @@ def rows(summary: RunSummary) -> list[tuple[str, str]]:
         ("level", level),
         ("cast type", record["cast_model_type"]),
         ("BatchNorm and LayerNorm", record["keep_batchnorm_fp32"]),
-        ("loss scale", f"{record['loss_scale_manager']}, at the end {summary.final_loss_scale:g}"),
+        ("loss scale", _loss_scale(summary)),
         ("arithmetic", record["arithmetic"]),
         ("boosts in effect", f"{record['boost_level']}: {record['boosts']}"),
     ]
@@ -58,6 +58,11 @@ def table(summary: RunSummary) -> str:
     return "\n".join(line.rstrip() for line in out.getvalue().splitlines())
 
 
+def _loss_scale(summary: RunSummary) -> str:
+    word = summary.record["loss_scale_manager"]
+    return word if word == "none" else f"{word}, at the end {summary.final_loss_scale:g}"
+
+
 def _rate(summary: RunSummary) -> str:
     if summary.samples_per_second is None:
         return "not measured: the run was not longer than its warm-up"
@@ -76,7 +81,7 @@ def _overflows(summary: RunSummary) -> str:
 
 
 def _bytes(count: int) -> str:
-    return f"{count / 2**20:,.1f} MiB"
+    return f"{count / 2**20:,.1f} MiB" if count >= 2**20 else f"{count / 2**10:,.1f} KiB"
 
 
 def _number(key: str, value: float) -> str:

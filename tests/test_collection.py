@@ -43,3 +43,14 @@ def test_training_collects_and_a_mistake_leaves_no_trace(monkeypatch: pytest.Mon
     assert set(seen) == {True}
     assert main(["level=o2"]) == 2
     assert gc.isenabled()
+
+
+def test_a_process_of_ours_keeps_what_its_start_made() -> None:
+    frozen = gc.get_freeze_count()
+    with collection.paused():
+        pass
+    assert gc.get_freeze_count() == frozen
+    with collection.paused(keep=True):
+        pass
+    assert gc.get_freeze_count() > frozen
+    gc.unfreeze()

@@ -21,6 +21,7 @@ from ampexp.amp.conversion import (
     CastWithSparseGradient,
     convert,
     handed_on_in,
+    is_complex,
     is_floating,
     saturated,
     saturated_constant,
@@ -68,6 +69,8 @@ class CastMode(TorchFunctionMode):
             return zone.compute if args[0].is_floating_point() else func(*args, **kwargs)
         if kind is Kind.UNTOUCHED:
             return func(*args, **kwargs)
+        if kind is Kind.ASSIGN:
+            return func(args[0], convert(args[1], args[0].dtype) if is_floating(args[0]) else args[1])
         name = operators.name_of(func)
         is_listed = name in zone.operators and not operators.has_leaf(name)
         if kind is Kind.COMPOSITE and not is_listed and not self._is_opening(func, args):
@@ -77,7 +80,7 @@ class CastMode(TorchFunctionMode):
                 return operators.DECOMPOSED[name](*args, **kwargs)
         dtype = zone.operators.get(name, zone.compute)
         if name in operators.SATURATING:
-            args, kwargs = saturated(args, kwargs, dtype)
+            args, kwargs = saturated(name, args, kwargs, dtype)
         with no_autocast(args):
             return self._run(kind, func, name, args, kwargs, dtype, zone.compute)
 
@@ -129,8 +132,6 @@ class CastMode(TorchFunctionMode):
             return result if target is None else values_cast(result, target, handed_on)
         if kind is Kind.WRITE:
             return func(*args, **kwargs)
-        if name in operators.HIDDEN_WRITES:
-            return self._run_with_statistics(func, name, args, kwargs, dtype, handed_on)
         if kind is Kind.SETITEM:
             return func(
                 args[0],
@@ -140,24 +141,32 @@ class CastMode(TorchFunctionMode):
         if kind is Kind.RANDOM:
             if getattr(kwargs.get("dtype"), "is_floating_point", False) or is_floating(target):
                 kwargs = {**kwargs, "dtype": torch.float32} if name != "normal" else kwargs
-            return handed_on_in(func(*convert(args, torch.float32), **kwargs), handed_on)
+            drawn = func(*convert(args, torch.float32), **kwargs)
+            if name in ("rand", "rand_like") and is_floating(drawn):
+                drawn = drawn.clamp(max=operators.largest_drawn(1.0, handed_on))
+            return handed_on_in(drawn, handed_on)
         if name in ("dropout", "dropout_") and is_floating(target) and target.device.type != "cpu":
             dropped = operators.dropout(convert(target, dtype), *args[1:], **kwargs)
             return handed_on_in(dropped if name == "dropout" else target.copy_(dropped), handed_on)
         if kind is Kind.RANDOM_INPLACE and is_floating(target):
             drawn = func(torch.empty_like(target, dtype=torch.float32), *args[1:], **kwargs)
+            high = kwargs.get("to", args[2] if len(args) > 2 else 1.0)
+            if name == "uniform_" and high > 0:
+                drawn.clamp_(max=operators.largest_drawn(high, target.dtype))
             with torch.no_grad():
                 return target.copy_(drawn)
         if kind is Kind.INPLACE and is_floating(target) and target.dtype is not dtype:
             return self._run_inplace(func, target, args, kwargs, dtype)
         if kwargs.get("out") is not None:
             return self._run_out(func, args, kwargs, dtype)
+        if kind is Kind.COMPUTE and (written := operators.written_by(func)):
+            return self._run_writing(func, written, args, kwargs, dtype, handed_on)
         if name in operators.SPARSE_GRADIENT and (
             kwargs.get("sparse") or (*args, *[False] * 6)[operators.SPARSE_GRADIENT[name]]
         ):
             args = (CastWithSparseGradient.apply(args[0], dtype), *args[1:])
         args, kwargs = convert(args, dtype), convert(kwargs, dtype)
-        if name in operators.MAKES_COMPLEX:
+        if name in operators.MAKES_COMPLEX or any(map(is_complex, args)):
             args, kwargs = convert(args, torch.float32), convert(kwargs, torch.float32)
         result = self._called(func, args, kwargs, dtype)
         if name in operators.CONSTANTS:
@@ -184,26 +193,33 @@ class CastMode(TorchFunctionMode):
             return target.copy_(after)
         return write_back(target, before, after)
 
-    def _run_with_statistics(
+    def _run_writing(
         self,
         func: Callable[..., Any],
-        name: str,
+        written: operators.Written,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
         dtype: torch.dtype,
         handed_on: torch.dtype,
     ) -> Any:
-        """Run a normalisation, which writes running statistics that its schema does not declare."""
-        before = convert(args, dtype)
-        rounded = tuple(
-            arg.clone() if position in operators.HIDDEN_WRITES[name] and is_floating(arg) else arg
-            for position, arg in enumerate(before)
-        )
-        result = self._called(func, rounded, convert(kwargs, dtype), dtype)
+        """Run an operator that writes some of its operands, as normalisations write running statistics."""
+        cast_args, cast_kwargs = list(convert(args, dtype)), convert(kwargs, dtype)
+        copies = []
+        for position, name in written:
+            by_position = position < len(args)
+            original = args[position] if by_position else kwargs.get(name)
+            if is_floating(original) and original.dtype is not dtype:
+                before = original.to(dtype)
+                after = before.clone()
+                copies.append((original, before, after))
+                if by_position:
+                    cast_args[position] = after
+                else:
+                    cast_kwargs[name] = after
+        result = self._called(func, tuple(cast_args), cast_kwargs, dtype)
         with torch.no_grad():
-            for position in operators.HIDDEN_WRITES[name]:
-                if position < len(args) and is_floating(args[position]):
-                    write_back(args[position], before[position], rounded[position])
+            for original, before, after in copies:
+                write_back(original, before, after)
         return handed_on_in(result, handed_on)
 
     def _run_out(
@@ -233,6 +249,8 @@ class CastMode(TorchFunctionMode):
         kwargs: dict[str, Any],
         dtype: torch.dtype,
     ) -> Any:
+        if dtype is not torch.float32 and operators.name_of(func) in operators.WRONG_IN_LOW:
+            raise self._refusal(func, dtype, "PyTorch's kernel gives wrong numbers")
         try:
             return func(*args, **kwargs)
         except (RuntimeError, TypeError, NotImplementedError) as error:
@@ -240,13 +258,14 @@ class CastMode(TorchFunctionMode):
                 func, convert(args, torch.float32), convert(kwargs, torch.float32)
             ):
                 raise
-            where = self.module_path()
-            text = str(error).splitlines()[0]
-            raise PrecisionError(
-                f"{where}: {operators.name_of(func)} cannot compute in {str(dtype).removeprefix('torch.')} here "
-                f"({text}); in float32 it can: train at level O0 or O1, or keep it in float32 with "
-                f"custom_mixed_precision(black_list=[...])"
-            ) from error
+            raise self._refusal(func, dtype, str(error).splitlines()[0]) from error
+
+    def _refusal(self, func: Callable[..., Any], dtype: torch.dtype, text: str) -> PrecisionError:
+        return PrecisionError(
+            f"{self.module_path()}: {operators.name_of(func)} cannot compute in {str(dtype).removeprefix('torch.')} "
+            f"here ({text}); in float32 it can: train at level O0 or O1, or keep it in float32 with "
+            f"custom_mixed_precision(black_list=[...])"
+        )
 
     def _inside_backward(
         self, kind: Kind, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]

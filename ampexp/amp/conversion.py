@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from numbers import Real
 from typing import Any, TypeGuard
 
 import torch
@@ -11,6 +13,11 @@ from torch import Tensor
 def is_floating(value: object) -> TypeGuard[Tensor]:
     """Say whether a value is a tensor of real floating numbers (sparse ones included)."""
     return isinstance(value, Tensor) and value.is_floating_point()
+
+
+def is_complex(value: object) -> bool:
+    """Say whether a value is a complex number or a tensor of them."""
+    return value.is_complex() if isinstance(value, Tensor) else isinstance(value, complex)
 
 
 def convert(value: Any, dtype: torch.dtype) -> Any:
@@ -99,16 +106,28 @@ def _share_memory(result: Tensor, source: Tensor) -> bool:
 
 
 def saturated(
-    args: tuple[Any, ...], kwargs: dict[str, Any], dtype: torch.dtype
+    name: str, args: tuple[Any, ...], kwargs: dict[str, Any], dtype: torch.dtype
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Bound the finite Python numbers among the arguments by the largest finite number of the dtype."""
-    limit = torch.finfo(dtype).max
-    integers_only = any(isinstance(arg, Tensor) for arg in args) and not any(map(is_floating, args))
+    """Bound the finite numbers among the arguments by what the dtype holds.
+
+    The largest number stands for what is larger. A bound of a clamp that would be 0 is there to divide by: for it
+    stands the smallest normal number, whose reciprocal is finite.
+    """
+    tensors = [arg for arg in (*args, *kwargs.values()) if isinstance(arg, Tensor)]
+    floating = any(map(is_floating, tensors))
+    if tensors and not floating:
+        return args, kwargs
+    floating = floating or getattr(kwargs.get("dtype"), "is_floating_point", False)
+    info = torch.finfo(dtype)
+    least = info.smallest_normal * info.eps if "clamp" in name else 0.0
 
     def bound(value: Any) -> Any:
-        if type(value) is float and limit < abs(value) < float("inf") and not integers_only:
-            return limit if value > 0 else -limit
-        return value
+        if not isinstance(value, float if not floating else Real) or isinstance(value, bool):
+            return value
+        number = float(value)
+        if info.max < abs(number) < float("inf"):
+            return math.copysign(info.max, number)
+        return math.copysign(info.smallest_normal, number) if 0 < abs(number) < least else value
 
     return tuple(map(bound, args)), {key: bound(value) for key, value in kwargs.items()}
 

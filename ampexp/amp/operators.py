@@ -24,6 +24,7 @@ class Kind(enum.Enum):
     RANDOM = enum.auto()  # draws: in float32 at every level, so that all levels draw alike
     RANDOM_INPLACE = enum.auto()
     DTYPE = enum.auto()  # asks for the dtype
+    ASSIGN = enum.auto()  # gives a tensor other storage (`x.data = y`), in the dtype that x has
     UNTOUCHED = enum.auto()  # no arithmetic
 
 
@@ -50,8 +51,19 @@ SATURATING = _words(
 """Operators that take a constant to put in place: one that the dtype cannot hold becomes its largest finite number
 (PyTorch raises), so that a mask of -1e9 means the same at every level."""
 
-HIDDEN_WRITES = {"batch_norm": (3, 4), "instance_norm": (3, 4)}
-"""Operators that write operands without saying so in their schema, and the positions of these operands."""
+Written = tuple[tuple[int, str], ...]
+
+_STATISTICS = ((3, "running_mean"), (4, "running_var"))
+_HIDDEN_WRITES: dict[str, Written] = {
+    "batch_norm": _STATISTICS,
+    "instance_norm": _STATISTICS,
+    "native_batch_norm": _STATISTICS,
+    "batch_norm_update_stats": ((1, "running_mean"), (2, "running_var")),
+}
+"""Operators that write operands without saying so in their schema: positions and names of these operands."""
+
+WRONG_IN_LOW = _words("matrix_exp linalg_matrix_exp")
+"""Operators that take low-precision operands without an error and give garbage (torch 2.13, CPU): refused."""
 
 MAKES_COMPLEX = _words(
     "complex polar view_as_complex stft istft fft_fft fft_ifft fft_fft2 fft_ifft2 fft_fftn fft_ifftn fft_rfft "
@@ -76,8 +88,16 @@ def dropout(x: Tensor, p: float, train: bool) -> Tensor:
     return x * keep * (1.0 / (1.0 - p))
 
 
-DECOMPOSED: dict[str, Callable[..., Any]] = {"_weight_norm": _weight_norm}
-"""Fused operators whose CPU kernel mixes dtypes, and the same in PyTorch's elementary operators."""
+def _cosine_similarity(x1: Tensor, x2: Tensor, dim: int = 1, eps: float = 1e-8) -> Tensor:
+    norms = [torch.linalg.vector_norm(x, 2, dim, keepdim=True).clamp_min(eps) for x in (x1, x2)]
+    return (x1 / norms[0] * (x2 / norms[1])).sum(dim)
+
+
+DECOMPOSED: dict[str, Callable[..., Any]] = {
+    "_weight_norm": _weight_norm,  # its CPU kernel mixes dtypes
+    "cosine_similarity": _cosine_similarity,  # its eps would be 0 in float16
+}
+"""Fused operators that go wrong in low precision, and the same in PyTorch's elementary operators."""
 
 CONSTANTS = _words("tensor as_tensor scalar_tensor new_tensor")
 """Factories whose result is a constant of the program: saturated like those above."""
@@ -95,11 +115,15 @@ def kind_of(func: Callable[..., Any]) -> Kind:
     name = name_of(func)
     if name in ("__get__", "__set__", "__delete__"):
         attribute = getattr(getattr(func, "__self__", None), "__name__", "")
-        return Kind.DTYPE if (name, attribute) == ("__get__", "dtype") else Kind.UNTOUCHED
+        special = {("__get__", "dtype"): Kind.DTYPE, ("__set__", "data"): Kind.ASSIGN}
+        return special.get((name, attribute), Kind.UNTOUCHED)
+    if name in _UNTOUCHED or getattr(func, "__module__", "") == "torch.nn.init":
+        return Kind.UNTOUCHED  # initial values are drawn in the dtype they are stored in
+    if isinstance(func, types.FunctionType):
+        return Kind.COMPOSITE
     table = (
         (_RANDOM, Kind.RANDOM),
         (_RANDOM_INPLACE, Kind.RANDOM_INPLACE),
-        (_UNTOUCHED, Kind.UNTOUCHED),
         (_WRITE, Kind.WRITE),
         ({"__setitem__"}, Kind.SETITEM),
         ({"__getitem__"}, Kind.VIEW),
@@ -109,30 +133,48 @@ def kind_of(func: Callable[..., Any]) -> Kind:
             return kind
     if name.startswith("_foreach_"):
         return Kind.UNTOUCHED
-    if isinstance(func, types.FunctionType):
-        return Kind.COMPOSITE
     if (name.endswith("_") and not name.endswith("__")) or (
         name.startswith("__i") and name != "__invert__"
     ):
         return Kind.INPLACE
-    if name not in _CONVERSIONS and _shares_memory(name):
+    if name not in _CONVERSIONS | MAKES_COMPLEX and _shares_memory(func):
         return Kind.VIEW
     return Kind.COMPUTE
 
 
-def _shares_memory(name: str) -> bool:
+def _schemas(func: Callable[..., Any]) -> list[Any]:
+    """Give the schemas of an operator: its own, or those of PyTorch's operator of its name."""
+    if isinstance(func, torch._ops.OpOverload):
+        return [func._schema]
+    packet = func
+    if not isinstance(func, torch._ops.OpOverloadPacket):
+        packet = getattr(torch.ops.aten, name_of(func), None)  # type: ignore[assignment]
+    if not isinstance(packet, torch._ops.OpOverloadPacket):
+        return []
+    return [getattr(packet, overload)._schema for overload in packet.overloads()]
+
+
+def _shares_memory(func: Callable[..., Any]) -> bool:
     """Read from the schema whether a result may share memory with an operand."""
-    packet = getattr(torch.ops.aten, name, None)
-    if packet is None:
-        return False
-    for overload in packet.overloads():
-        schema = getattr(packet, overload)._schema
-        if any(
-            result.alias_info is not None and not result.alias_info.is_write
-            for result in schema.returns
-        ):
-            return True
-    return False
+    results = [result for schema in _schemas(func) for result in schema.returns]
+    return any(result.alias_info and not result.alias_info.is_write for result in results)
+
+
+@cache
+def written_by(func: Callable[..., Any]) -> Written:
+    """Give the operands (position, name) that an operator writes, `out` apart."""
+    declared = {
+        (position, argument.name)
+        for schema in _schemas(func)
+        for position, argument in enumerate(schema.arguments)
+        if argument.alias_info and argument.alias_info.is_write and not argument.kwarg_only
+    }
+    return _HIDDEN_WRITES.get(name_of(func), ()) + tuple(sorted(declared))
+
+
+def largest_drawn(high: float, dtype: torch.dtype) -> float:
+    """Give the largest number of `dtype` below `high` > 0: a draw below it must not be rounded up to it."""
+    return high * (1.0 - torch.finfo(dtype).eps / 2)
 
 
 def _never(*_: object) -> bool:

@@ -37,6 +37,20 @@ def cast_scope(network: nn.Module, policy: Policy) -> Iterator[CastMode]:
             dtype = before.get((module, name), torch.float32)
             if buffer.dtype is mode.low and dtype is not mode.low:
                 module._buffers[name] = buffer.to(dtype)
+        for module in network.modules():
+            for name in module.__dict__.keys() - _OWN:
+                _widen_attribute(module, name, mode.low)
+
+
+_OWN = nn.Module().__dict__.keys()
+
+
+def _widen_attribute(module: nn.Module, name: str, low: torch.dtype) -> None:
+    """Store in float32 what the network keeps of its states: the next forward, at whatever level, casts it again."""
+    value = module.__dict__[name]
+    states = value if isinstance(value, list | tuple) else (value,)
+    if any(isinstance(state, Tensor) and state.dtype is low for state in states):
+        module.__dict__[name] = convert(value, torch.float32)
 
 
 def _floating_buffers(network: nn.Module) -> list[tuple[nn.Module, str, Tensor]]:

@@ -24,6 +24,10 @@ def __getattr__(name: str) -> Any:
     return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
 
 
+def __dir__() -> list[str]:
+    return sorted(__all__)
+
+
 def make_boosts(boost_level: str, **arguments: dict[str, Any]) -> list[Any]:
     """Make the boosts of a level, each with its arguments (by its name), outermost first."""
     from ampexp.boost.grad_centralization import GradCentralization
