@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+import sysconfig
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -35,22 +36,45 @@ class JobFailed(Exception):
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command and give the exit status: 0, 1 for a failure, 2 for a mistake, 128 + signal."""
     words = list(sys.argv[1:] if argv is None else argv)
+    if sys.stderr is None:  # closed: nobody is to be told anything
+        sys.stderr = Path(os.devnull).open("w")  # noqa: SIM115, it lives as long as the process
+    if sys.stdout is None:
+        print("stdout is closed: give it a place to write to (>/dev/null throws it away)", file=sys.stderr)
+        return FAILURE
     if os.getcwd() not in sys.path and "" not in sys.path:  # `ampexp` finds a user's modules as `python -m ampexp` does
         sys.path.insert(0, os.getcwd())
     try:
         try:
-            with collection.paused():  # until training begins
+            with collection.paused(keep=argv is None):  # until training begins
                 return _dispatch(words)
         finally:
             sys.stdout.flush()
-    except BrokenPipeError:  # the reader has gone (`| head`); the flush at exit would say so again
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except BrokenPipeError:  # the reader has gone (`| head`)
+        _drop_stdout()
         return BROKEN_PIPE
+    except OSError as error:
+        return _say_of_stdout(error) if _names_no_file(error) else _say(error)
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return INTERRUPTED
     except UserError as error:
         return _say(error)
+
+
+def _drop_stdout() -> None:
+    """Write the rest to nowhere: the flush at exit would fail once more."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _say_of_stdout(error: OSError) -> int:
+    _drop_stdout()
+    print(f"stdout cannot be written: {error.strerror}", file=sys.stderr)
+    return FAILURE
+
+
+def _names_no_file(error: OSError) -> bool:
+    """Tell whether the system refused to write to an open stream, as it does when a disk is full."""
+    return error.errno is not None and error.filename is None
 
 
 def _dispatch(words: list[str]) -> int:
@@ -104,10 +128,10 @@ def train(words: list[str]) -> int:
             raise composition.ConfigError([composition.explain(error, overrides, args.config_dir)[0]]) from error
         composition.compose(*overrides, config_dir=args.config_dir)
         raise composition.ConfigError([composition.explain(error, overrides, args.config_dir)[0]]) from error
-    except BrokenPipeError:
-        raise
-    except OSError as error:  # where Hydra writes: a directory that is none, or is not ours
-        raise UserError(str(error)) from error
+    except OSError as error:  # where Hydra reads and writes: a directory that is none, or is not ours
+        if _names_no_file(error):
+            raise
+        raise UserError(composition.explain(error, overrides, args.config_dir)[0]) from error
     return 0
 
 
@@ -160,12 +184,22 @@ def job(config: DictConfig) -> None:
     except BrokenPipeError:
         raise SystemExit(BROKEN_PIPE) from None
     except Exception as error:
+        if isinstance(error, OSError) and _names_no_file(error) and _stdout_is_lost():
+            raise SystemExit(_say_of_stdout(error)) from error
         sweep = hydra_config.mode == RunMode.MULTIRUN
         label = f"job {hydra_config.job.num} ({hydra_config.job.override_dirname}): " if sweep else ""
         status = _say(error, label)
         if sweep:
             raise JobFailed(status) from error
         raise SystemExit(status) from error
+
+
+def _stdout_is_lost() -> bool:
+    try:
+        print(flush=True)  # without a buffer there is nothing to flush: only a new line tells
+    except OSError:
+        return True
+    return False
 
 
 def _say(error: Exception, label: str = "") -> int:
@@ -178,7 +212,7 @@ def _say(error: Exception, label: str = "") -> int:
         return MISTAKE
     if not full:
         frames = traceback.extract_tb(error.__traceback__)
-        where = next((frame for frame in reversed(frames) if "site-packages" not in frame.filename), frames[-1])
+        where = next((frame for frame in reversed(frames) if _is_the_users(frame.filename)), frames[-1])
         last = traceback.format_exception_only(error)[-1].strip()
         print(
             f"{label}{last}\n  at {where.filename}:{where.lineno} in {where.name}\n"
@@ -188,17 +222,28 @@ def _say(error: Exception, label: str = "") -> int:
     return FAILURE
 
 
+def _is_the_users(filename: str) -> bool:
+    """Tell whether a frame's file belongs neither to Python, nor to an installed package, nor to this one."""
+    if filename.startswith("<") or {"site-packages", "dist-packages"} & set(Path(filename).parts):
+        return False
+    ours = (Path(__file__).parent, sysconfig.get_path("stdlib"))
+    return not any(Path(filename).is_relative_to(folder) for folder in ours)
+
+
 @contextmanager
 def _hydra_raises(words: list[str]) -> Iterator[None]:
     """Let Hydra read `words` as its command line and raise what goes wrong, instead of printing a stack trace."""
-    argv, environment = sys.argv, os.environ.copy()
+    import logging
+
+    argv, environment, loud = sys.argv, os.environ.copy(), logging.raiseExceptions
     sys.argv = [argv[0], *words]
     if os.environ.get(FULL_ERROR) != "1":
         os.environ.update({FULL_ERROR: "1", BRIEF: "1"})
+        logging.raiseExceptions = False  # a line that stdout does not take: main's flush says it, in one line
     try:
         yield
     finally:
-        sys.argv = argv
+        sys.argv, logging.raiseExceptions = argv, loud
         for name in (FULL_ERROR, BRIEF):
             if name in environment:
                 os.environ[name] = environment[name]

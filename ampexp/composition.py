@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import re
+import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from os import PathLike
@@ -29,7 +30,7 @@ from ampexp.messages import nearest
 VERSION_BASE = "1.3"
 CONFIG_NAME = "config"
 PACKAGE = "ampexp.conf"
-MISTAKES = (HydraException, OmegaConfBaseException, yaml.YAMLError, ValueError)
+MISTAKES = (HydraException, OmegaConfBaseException, yaml.YAMLError, ValueError, RecursionError)
 """What Hydra raises for a user's mistake."""
 
 
@@ -45,7 +46,7 @@ def compose(*overrides: str, config_dir: str | PathLike[str] | None = None) -> A
         try:
             composed = _compose(left, config_dir)
             break
-        except MISTAKES as error:
+        except (*MISTAKES, OSError) as error:
             text, culprit = explain(error, left, config_dir)
             faults.append(text)
             if culprit is None:
@@ -94,7 +95,7 @@ def refusals(
     for word in overrides:
         try:
             override = OverridesParser.create().parse_override(word)
-        except HydraException as error:
+        except (HydraException, RecursionError) as error:
             faults.append(f"{spell(word)} is no override (key=value): {one_line(error)}")
             left = [other for other in left if other != word]
             continue
@@ -149,10 +150,26 @@ def explain(
     if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark:
         mark = error.problem_mark
         return f"{mark.name}, line {mark.line + 1}: no YAML: {one_line(error.problem)}", None
+    if isinstance(error, RecursionError):
+        message = "it holds itself by an alias (&, *), or is nested too deep"
+    if isinstance(error, RecursionError | UnicodeDecodeError | OSError) and (file := _read_file(error)):
+        return f"{file} cannot be read: {one_line(message)}", None
     if isinstance(error.__cause__, OmegaConfBaseException):
         message = f"{message}: {error.__cause__}"
     blamed = next((word for word in overrides if word in message), None)
     return one_line(message) or type(error).__name__, blamed
+
+
+def _read_file(error: BaseException) -> str | None:
+    """Give the file that Hydra was reading when it raised; the error itself does not say."""
+    return next(
+        (
+            frame.f_locals["full_path"]
+            for frame, _ in traceback.walk_tb(error.__traceback__)
+            if frame.f_code.co_name == "load_config" and "full_path" in frame.f_locals
+        ),
+        None,
+    )
 
 
 def _unknown_key(path: str, overrides: Sequence[str], config_dir: str | PathLike[str] | None) -> str:

@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from ampexp.amp.build import TrainNetwork
 
 Count = Annotated[int, Field(ge=1)]
+MOST_THREADS = 1024
+"""Threads or processes that a run may ask for: with some ten thousand the system ends the process without a word."""
+
 WholeNumber = Annotated[int, Field(ge=0)]
 Text = Annotated[str, Field(min_length=1)]
 Scale = Annotated[float, Field(ge=1, le=3.4028234663852886e38)]  # what float32 can hold
@@ -101,7 +104,7 @@ class Trainer(Section):
     held_fraction: Annotated[float, Field(ge=0, lt=1)]
     patience: WholeNumber
     clip_norm: Annotated[float, Field(gt=0)] | None
-    num_workers: WholeNumber
+    num_workers: Annotated[int, Field(ge=0, le=MOST_THREADS)]
     log_every_steps: Count
     progress: Literal["auto", "bar", "lines", "none"]
 
@@ -120,7 +123,7 @@ class Device(Section):
     """Which processor computes."""
 
     name: Literal["auto", "cpu", "cuda"]
-    threads: Count | None
+    threads: Annotated[int, Field(ge=1, le=MOST_THREADS)] | None
     cpu_loss_scaling: bool
 
 
@@ -163,6 +166,10 @@ class AmpConfig(Section):
             explained = _faults.explain(error.errors(include_url=False), _schema())
             known = {fault.path for fault in explained}
             found = [*(fault for fault in found if fault.path not in known), *explained]
+        targets = [name for name, field in cls.model_fields.items() if field.annotation in (Target, OptionalTarget)]
+        known = {fault.path for fault in found}
+        said = [fault for name in targets for fault in _faults.of_target(values.get(name), name)]
+        found += [fault for fault in said if fault.path not in known]
         found += _faults.contradictions(values, RULES, {fault.path for fault in found})
         if found:
             raise ConfigError([fault.text for fault in found])
@@ -259,7 +266,10 @@ def _plain(source: Mapping[str, Any] | DictConfig) -> tuple[dict[str, Any], list
     if not isinstance(source, Mapping):
         raise ConfigError([_faults.refuse("the config", "a mapping", source)])
     found: list[_faults.Fault] = []
-    return _faults.copy_plain(source, "", found), found
+    try:
+        return _faults.copy_plain(source, "", found), found
+    except RecursionError:
+        raise ConfigError(["the config holds itself, or is nested too deep"]) from None
 
 
 class _Dumper(yaml.SafeDumper):

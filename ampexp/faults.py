@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -146,6 +146,33 @@ def copy_plain(value: Any, path: str, found: list[Fault]) -> Any:
     return value
 
 
+CONVERSIONS = ("none", "partial", "object", "all")
+HYDRA_KEYS: dict[str, tuple[str | tuple[str, ...], Callable[[Any], bool]]] = {
+    "_args_": ("a list", lambda value: isinstance(value, list)),
+    "_partial_": ("true or false", lambda value: isinstance(value, bool)),
+    "_recursive_": ("true or false", lambda value: isinstance(value, bool)),
+    "_convert_": (CONVERSIONS, lambda value: value in CONVERSIONS),
+}
+"""What Hydra reads beside a `_target_`, as its `instantiate` documents it."""
+
+
+def of_target(value: Any, path: str) -> Iterator[Fault]:
+    """Refuse what Hydra cannot take in a section, and in all sections inside it, that a `_target_` is made from."""
+    if isinstance(value, list):
+        for index, item in enumerate(value):
+            yield from of_target(item, f"{path}[{index}]")
+    if not isinstance(value, Mapping):
+        return
+    for key, item in value.items():
+        where = join(path, key)
+        allowed, holds = HYDRA_KEYS.get(key, ("", None))
+        if holds is not None and not holds(item):
+            yield Fault(where, refuse(where, allowed, item))
+        elif holds is None and key.startswith("_") and key != "_target_" and "_target_" in value:
+            yield _unknown(path, key, ["_target_", *HYDRA_KEYS], "with an underscore in front ")
+        yield from of_target(item, where)
+
+
 def join(path: str, key: str) -> str:
     """Join a dotted path and a key.
 
@@ -193,11 +220,11 @@ def _explain(error: Mapping[str, Any], schema: Mapping[str, Any]) -> Fault:
     return Fault(path, refuse(where, allowed, error["input"]) + hint)
 
 
-def _unknown(path: str, key: str, known: list[str]) -> Fault:
+def _unknown(path: str, key: str, known: list[str], which: str = "") -> Fault:
     holder = path or "the config"
     plain = key.isprintable() and 0 < len(key) <= LONGEST
     where = join(path, key) if plain else f"{holder}: {spell(key)}"
-    return Fault(where, f"{where} is no known key{nearest(key, known)}; {holder} takes {', '.join(known)}")
+    return Fault(where, f"{where} is no known key{nearest(key, known)}; {which}{holder} takes {', '.join(known)}")
 
 
 def _deref(node: Mapping[str, Any], schema: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -22,7 +22,8 @@ A value goes by its dotted name: trainer.epochs=3, optimizer.lr=0.05; a new keyw
 
 def text(commands: Mapping[str, str], folders: Sequence[Path]) -> str:
     """Write the help: commands, groups with their options, other keys, and what goes beside."""
-    return "\n".join([f"Usage: {USAGE}", "", *_commands(commands), *_groups(folders), *_keys(), "", ENDING])
+    written = "\n".join([f"Usage: {USAGE}", "", *_commands(commands), *_groups(folders), *_keys(), "", ENDING])
+    return written.encode("utf-8", "replace").decode("utf-8")  # a file's name need not be UTF-8
 
 
 def _commands(commands: Mapping[str, str]) -> Iterator[str]:
@@ -38,7 +39,7 @@ def _groups(folders: Sequence[Path]) -> Iterator[str]:
     for group, default, said in chosen:
         yield f"{group}: {said}"
         yield from _options(group, default, folders)
-    own = {path.parent.name for folder in folders for path in folder.glob("*/*.yaml")}
+    own = {path.parent.name for folder in folders for path in folder.glob("*/*.yaml") if path.is_file()}
     for group in sorted(own - {group for group, _, _ in chosen} - {"hydra"}):
         yield f"{group}: of your own (+{group}=...)"
         yield from _options(group, "", folders)

@@ -34,6 +34,9 @@ FROM_DATA = "data"
 """The word in a network's arguments that stands for the number of that name in the data's facts."""
 
 
+METRIC_METHODS = ("reset", "update", "compute")
+
+
 @dataclass
 class Job:
     """All that a training loop needs, made from a config."""
@@ -82,19 +85,33 @@ def build(config: AmpConfig) -> Job:
     rest, held = hold_out(data.train, settings.held_fraction, data.stratified)
     _seed_everything(config.seed)
     network = make("network", _with_facts(config.network.to_dict(), data))
-    if not isinstance(network, nn.Module):
-        raise UserError(f"network must be a torch.nn.Module; {config.network.target} made {type(network).__name__}")
+    _require(isinstance(network, nn.Module), "network", "a torch.nn.Module", config.network.target, network)
     network = network.to(device)
     loss_fn = _optional("loss", config.loss.to_dict())
+    if config.loss.target is not None:
+        _require(callable(loss_fn), "loss", "a function of (output, label)", config.loss.target, loss_fn)
     loss_fn = loss_fn.to(device) if isinstance(loss_fn, nn.Module) else loss_fn
     parameters = [*network.parameters(), *(loss_fn.parameters() if isinstance(loss_fn, nn.Module) else [])]
     optimizer = make("optimizer", config.optimizer.to_dict(), parameters)
+    _require(
+        isinstance(optimizer, torch.optim.Optimizer), "optimizer", "a torch.optim.Optimizer",
+        config.optimizer.target, optimizer,
+    )  # fmt: skip
     order = torch.Generator().manual_seed(config.seed)
     batches = loader(rest, settings.batch_size, order, settings.num_workers)
     total_steps = min(
         settings.max_steps or 2**62, (settings.epochs or 2**62) * len(batches)
     )  # the config holds at least one of the two
     scheduler = make("scheduler", config.scheduler.to_dict(), optimizer, offered={"total_steps": total_steps})
+    _require(
+        callable(getattr(scheduler, "step", None)), "scheduler", "a learning-rate scheduler with a step() method",
+        config.scheduler.target, scheduler,
+    )  # fmt: skip
+    metric = _optional("metric", config.metric.to_dict())
+    if config.metric.target is not None:
+        missing = [name for name in METRIC_METHODS if not callable(getattr(metric, name, None))]
+        allowed = f"an object with {', '.join(METRIC_METHODS)}"
+        _require(not missing, "metric", allowed, config.metric.target, metric, f" without {', '.join(missing)}")
     arguments = config.amp_arguments()
     boosts = make_boosts(config.boost_level, grad_freeze={"total_steps": total_steps, "seed": config.seed})
     try:
@@ -110,7 +127,7 @@ def build(config: AmpConfig) -> Job:
         train_network=train_network,
         optimizer=optimizer,
         loss_fn=loss_fn,
-        metric=_optional("metric", config.metric.to_dict()),
+        metric=metric,
         data=data,
         train_batches=batches,
         held_batches=None if held is None else loader(held, evaluation),
@@ -142,7 +159,8 @@ def run(config: AmpConfig) -> RunSummary:
         record = job.train_network.record
         tags = {
             **{f"resolved.{key}": value for key, value in record.items()},
-            "data_digest": job.data.digest,
+            **{f"resolved.data.{key}": str(value) for key, value in job.data.facts.items()},
+            "data_digest": job.data.digest or "not known: objects of the user's own",
             "threads": str(torch.get_num_threads()),
             "device": str(job.device),
         }
@@ -220,6 +238,12 @@ def _with_facts(section: dict[str, Any], data: DataSet) -> dict[str, Any]:
 
 def _optional(where: str, section: dict[str, Any]) -> Any:
     return None if section["_target_"] is None else make(where, section)
+
+
+def _require(holds: bool, where: str, allowed: str, target: str, made: object, lack: str = "") -> None:
+    """Refuse what a target made unless the condition holds."""
+    if not holds:
+        raise UserError(f"{where} must be {allowed}; {target} made {type(made).__name__}{lack}")
 
 
 def _device(name: str) -> torch.device:

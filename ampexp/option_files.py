@@ -15,7 +15,7 @@ import yaml
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from ampexp.faults import join, refuse, spell
+from ampexp.faults import join, one_line, refuse, spell
 
 FREE_SECTIONS = ("network", "data", "loss", "metric", "optimizer", "scheduler")
 """The sections whose keys are keyword arguments of a `_target_`."""
@@ -37,13 +37,17 @@ def groups() -> list[str]:
 
 def options(group: str, *folders: Path) -> list[str]:
     """Name the options of a group, the package's and those of further folders."""
-    found = {path.stem for folder in (home(), *folders) for path in (folder / group).glob("*.yaml")}
+    found = {path.stem for folder in (home(), *folders) for path in (folder / group).glob("*.yaml") if path.is_file()}
     return sorted(found, key=lambda name: (name != "level", name))
 
 
 def meaning(path: Path) -> str:
     """Give a file's first comment that is a sentence, and nothing when there is none."""
-    for line in path.read_text("utf-8").splitlines():
+    try:
+        lines = path.read_text("utf-8", errors="replace").splitlines()
+    except OSError as error:
+        return f"(cannot be read: {error.strerror})"
+    for line in lines:
         text = line.lstrip("#").strip()
         if line.startswith("#") and text and not text.startswith("@"):
             return text
@@ -75,16 +79,21 @@ def odd_scalars(runtime: Mapping[str, Any]) -> list[str]:
     """Refuse numbers in users' files that YAML reads otherwise than they look, with file and line."""
     files = [path for _, path, own in _chosen(runtime) if own]
     files += [path for folder, own in _folders(runtime) if own and (path := folder / "config.yaml").is_file()]
+    faults: list[str] = []
     for path in files:  # grows: what a file names in its own defaults list is read as well
-        files += [base for base in _bases(path) if base not in files]
-    return [fault for path in files for fault in _odd_in(path)]
+        try:
+            files += [base for base in _bases(path) if base not in files]
+            faults += _odd_in(path)
+        except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:  # a config.yaml that Hydra does not read
+            faults.append(f"{path} cannot be read: {one_line(error)}")
+    return faults
 
 
 def _bases(path: Path) -> list[Path]:
     """Give the files beside this one that its defaults list names."""
     held = yaml.safe_load(path.read_text("utf-8"))
     names = held.get("defaults") if isinstance(held, Mapping) else None
-    named = [name for name in names or [] if isinstance(name, str) and name != "_self_"]
+    named = [name for name in (names if isinstance(names, list) else []) if isinstance(name, str) and name != "_self_"]
     return [base for name in named if (base := path.parent / f"{name}.yaml").is_file()]
 
 

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import importlib
 import inspect
+import traceback
 from typing import Any
 
 import hydra.utils
 from hydra.errors import InstantiationException
 
-from ampexp.messages import UserError
+from ampexp.messages import UserError, nearest
 
 
 def make(where: str, section: dict[str, Any], *args: Any, offered: dict[str, Any] | None = None) -> Any:
     """Make what a config section describes by `_target_`, its other keys as keyword arguments.
 
-    `offered` holds arguments that are passed only when the target takes them. A target is code of the user's choice and
+    `offered` holds arguments that are passed only when the target takes them. Containers arrive as plain dicts and
+    lists unless the section says another `_convert_`. A target is code of the user's choice and
     runs with the user's rights.
 
     Raises:
@@ -25,7 +28,7 @@ def make(where: str, section: dict[str, Any], *args: Any, offered: dict[str, Any
         names = _parameters(where, section["_target_"])
         section.update({key: value for key, value in offered.items() if key in names and key not in section})
     try:
-        return hydra.utils.instantiate(section, *args, _convert_="all")
+        return hydra.utils.instantiate({"_convert_": "all", **section}, *args)
     except InstantiationException as error:
         raise _explained(where, section["_target_"], error) from error
 
@@ -34,7 +37,7 @@ def _parameters(where: str, target: str) -> set[str]:
     try:
         return set(inspect.signature(hydra.utils.get_object(target)).parameters)
     except (ImportError, ValueError, TypeError, AttributeError, InstantiationException) as error:
-        raise UserError(f"{where}._target_={target} cannot be found: {_first_line(error)}") from error
+        raise UserError(f"{where}._target_={target} cannot be found: {_why(target)}") from error
 
 
 def _explained(where: str, target: str, error: InstantiationException) -> Exception:
@@ -44,8 +47,25 @@ def _explained(where: str, target: str, error: InstantiationException) -> Except
     if isinstance(cause, UserError):
         return UserError(f"{where}: {cause}")
     if str(error).startswith("Error locating target"):
-        return UserError(f"{where}._target_={target} cannot be found: {_first_line(cause)}")
+        return UserError(f"{where}._target_={target} cannot be found: {_why(target)}")
     return UserError(f"{where} ({target}) refuses its arguments: {type(cause).__name__}: {_first_line(cause)}")
+
+
+def _why(target: str) -> str:
+    """Say why a dotted name leads to nothing: no such module, a module that fails, or no such name in it."""
+    module, _, name = target.rpartition(".")
+    try:
+        found = importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name and f"{module}.".startswith(f"{error.name}."):
+            return f"no module {error.name!r} here or among the installed packages"
+        return f"importing {module} fails: {_first_line(error)}"
+    except Exception as error:
+        frame = traceback.extract_tb(error.__traceback__)[-1]
+        said = f"{type(error).__name__}: {_first_line(error)}"
+        return f"importing {module} fails: {said} ({frame.filename}:{frame.lineno})"
+    names = [other for other in dir(found) if not inspect.ismodule(getattr(found, other, None))]
+    return f"module {module} has no {name!r}{nearest(name, names)}"
 
 
 def _first_line(error: BaseException) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -12,7 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from ampexp.amp.step import StepOutput, loss_of
+from ampexp.faults import spell
 from ampexp.memory import TensorMemory, tensors_of
+from ampexp.messages import UserError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -128,10 +130,25 @@ def evaluate(job: Job, batches: DataLoader) -> dict[str, float]:
             count += num_samples(batch)
             if metric is not None:
                 metric.update(output, batch[-1])
-    values = {} if metric is None else metric.compute()
-    if not isinstance(values, dict):
-        values = {type(metric).__name__.lower(): values}
-    return {"loss": total / count, **{key: float(value) for key, value in values.items()}}
+    return {"loss": total / count, **({} if metric is None else _computed(metric))}
+
+
+def _computed(metric: Any) -> dict[str, float]:
+    """Give what a metric measured, each number by its name; a single number goes by the name of the metric's class."""
+    name = type(metric).__name__
+    values = metric.compute()
+    if not isinstance(values, Mapping):
+        values = {name.lower(): values}
+    return {str(key): _number(f"metric: {name}.compute()", value) for key, value in values.items()}
+
+
+def _number(where: str, value: Any) -> float:
+    try:
+        if isinstance(value, str | bytes) or (isinstance(value, Tensor) and (value.numel() != 1 or value.is_complex())):
+            raise TypeError  # float() reads a text, and of a tensor it raises what a failing device raises too
+        return float(value)
+    except (TypeError, ValueError, OverflowError):
+        raise UserError(f"{where} must give a number or a dict of numbers; got {spell(value)}") from None
 
 
 @contextmanager

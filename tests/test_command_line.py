@@ -169,6 +169,63 @@ def test_a_reader_that_goes_away_is_no_error(words: list[str]) -> None:
         assert process.wait() == 141
 
 
+TRAINING = ("data=digits", "network=mlp", "tracker=none", "trainer.epochs=null", "trainer.max_steps=1", "device=cpu")
+
+
+@pytest.mark.parametrize("words", [("--help",), ("--cfg", "all"), TRAINING], ids=["help", "cfg", "train"])
+@pytest.mark.parametrize("full", [False, True], ids=["closed", "full"])
+def test_a_stdout_that_takes_nothing_is_one_line(words: tuple[str, ...], full: bool, tmp_path: Path) -> None:
+    """With a buffer and without one, where the very print fails."""
+    if full and not Path("/dev/full").exists():
+        pytest.skip("this system has no device that is always full")
+    unbuffered = "1" if words == TRAINING else ""
+    done = subprocess.run(
+        ["sh", "-c", f'exec "$@" {">/dev/full" if full else ">&-"}', "sh", sys.executable, "-m", "ampexp", *words,
+         *(["trainer.progress=none"] if words == TRAINING else [])],
+        cwd=tmp_path, stderr=subprocess.PIPE, text=True, timeout=60, check=False,
+        env={**os.environ, "PYTHONUNBUFFERED": unbuffered},
+    )  # fmt: skip
+    said = "stdout cannot be written: No space left on device" if full else "stdout is closed"
+    assert done.returncode == 1
+    assert done.stderr.startswith(said)
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_a_closed_stderr_is_no_failure(tmp_path: Path) -> None:
+    command = ["sh", "-c", 'exec "$@" 2>&-', "sh", sys.executable, "-m", "ampexp", *TRAINING]
+    done = subprocess.run(command, cwd=tmp_path, stdout=subprocess.PIPE, text=True, timeout=60, check=False)
+    assert done.returncode == 0
+    assert "test accuracy" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("name", "body"),
+    [
+        ("in_python", "        import json\n        return json.loads('')\n"),
+        ("in_torch", "        return nn.functional.cosine_similarity(images, 3)\n"),
+        ("in_ampexp", "        import ampexp\n        return ampexp.amp.DynamicLossScaleManager(-1)\n"),
+    ],
+)
+def test_the_place_of_a_failure_is_in_the_users_own_code(
+    name: str, body: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    written = f"from torch import nn\nclass Net(nn.Linear):\n    def forward(self, images):\n{body}"
+    (tmp_path / f"{name}.py").write_text(written)
+    monkeypatch.syspath_prepend(tmp_path)
+    assert run(*TRAINING, f"network._target_={name}.Net", "~network.widths", "~network.num_classes",
+               "+network.out_features=1") == 1  # fmt: skip
+    where = next(line for line in capsys.readouterr().err.splitlines() if line.startswith("  at "))
+    assert where == f"  at {tmp_path / name}.py:{written.count(chr(10))} in forward"
+
+
+def test_a_failure_without_code_of_the_users_names_the_last_place(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(*TRAINING, "network.num_classes=2") == 1
+    shown = capsys.readouterr().err
+    assert "Traceback" not in shown
+    assert not any(f"/ampexp/{room}" in shown for room in ("memory", "job", "trainer"))
+    assert "  at " in shown
+
+
 def test_hydra_keeps_its_own_words(capsys: pytest.CaptureFixture[str]) -> None:
     assert run("--info", "searchpath") == 0
     assert "pkg://ampexp.conf" in capsys.readouterr().out

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -158,6 +159,58 @@ def test_files_of_ones_own_that_are_no_yaml_or_choose_two_options(own: Path) -> 
     (own / "more").mkdir()
     (own / "more" / "two.yaml").write_text("# @package _global_\ndefaults:\n  - override /level: [O1, O2]\n")
     assert faults("+more=two", config_dir=own) == ["level takes one option, and a defaults list gives it several"]
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"\xff\xfe\x00", "cannot be read: 'utf-8' codec can't decode"),
+        (b"_target_: x.Y\nwidth: \xe9\n", "cannot be read: 'utf-8' codec can't decode"),
+        (b"\x01\x02\x00", "special characters are not allowed"),
+        (b"_target_: x.Y\na: &a [*a]\n", "cannot be read: it holds itself by an alias"),
+        (b"_target_: x.Y\na: " + b"[" * 2000 + b"]" * 2000, "cannot be read: it holds itself by an alias (&, *)"),
+        (b"3", "cannot be read: Invalid loaded object type"),
+    ],
+)
+def test_files_that_cannot_be_read_are_named(content: bytes, said: str, own: Path) -> None:
+    broken = own / "network" / "broken.yaml"
+    broken.write_bytes(content)
+    (fault,) = faults("network=broken", config_dir=own)
+    assert str(broken) in fault
+    assert said in fault
+    ampexp.compose(config_dir=own)  # a file that is not used is not read
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [(b"\xff", "cannot be read: 'utf-8'"), (b"a: [", "cannot be read"), (b"defaults: 3\na: 010", "YAML reads 010")],
+)
+def test_a_config_file_of_ones_own_that_cannot_be_read(content: bytes, said: str, own: Path) -> None:
+    (own / "config.yaml").write_bytes(content)
+    (fault,) = faults(config_dir=own)
+    assert str(own / "config.yaml") in fault
+    assert said in fault
+
+
+def test_an_override_that_is_nested_too_deep() -> None:
+    (fault,) = faults(f"seed={'[' * 2000}{']' * 2000}")
+    assert "is no override (key=value)" in fault
+
+
+def test_the_help_shows_what_can_be_chosen_and_fails_on_nothing(own: Path) -> None:
+    network = own / "network"
+    (network / "latin.yaml").write_bytes(b"# R\xe9seau.\n_target_: x.Y\n")
+    (network / "binary.yaml").write_bytes(b"\xff\xfe\x00")
+    (network / "folder.yaml").mkdir()
+    (network / "dangling.yaml").symlink_to("nowhere")
+    (network / os.fsdecode(b"\xff.yaml")).write_text("# A name that is no UTF-8.\n")
+    (own / "empty" / "folder.yaml").mkdir(parents=True)
+    written = help.text({}, [own])
+    lines = written.encode("utf-8").decode().splitlines()
+    for shown in ("latin                R\ufffdseau.", "binary", "mine                 My own."):
+        assert f"  {shown}" in lines
+    for hidden in ("folder", "dangling", "empty"):
+        assert hidden not in written
 
 
 def test_nothing_heavy_is_imported() -> None:

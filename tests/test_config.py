@@ -93,12 +93,34 @@ def faults(values: dict[str, Any]) -> list[str]:
         ("network.width", "???", "must be given"),
         ("trainer.epoch", 3, "trainer.epoch is no known key (did you mean epochs?); trainer takes epochs, batch_size"),
         ("zap", 3, "zap is no known key"),
+        ("device.threads", 1025, "an integer of at least 1 and of at most 1024 or null; got 1025"),
+        ("trainer.num_workers", 100_000, "an integer of at least 0 and of at most 1024; got 100000"),
+        ("network._recursive_", "x", "network._recursive_ must be true or false; got 'x'"),
+        ("network._partial_", 1, "network._partial_ must be true or false; got 1"),
+        ("loss._args_", 1, "loss._args_ must be a list; got 1"),
+        ("metric._convert_", "foo", "metric._convert_ must be one of none, partial, object, all; got 'foo'"),
+        ("optimizer._convert", "all", "(did you mean _convert_?); with an underscore in front optimizer takes"),
+        ("network._width", 1, "network._width is no known key"),
+        ("network.parts", [{"_target_": "a.B", "_partial_": "x"}], "network.parts[0]._partial_ must be true or false"),
+        ("network.part", {"_recursive_": None}, "network.part._recursive_ must be true or false; got null"),
     ],
 )
 def test_says_where_what_is_allowed_and_what_came(path: str, value: object, said: str) -> None:
     (fault,) = faults({path: value})
     assert fault.startswith(path)
     assert said in fault
+
+
+def test_what_hydra_takes_beside_a_target_is_taken() -> None:
+    taken = {"_args_": [1], "_partial_": False, "_recursive_": False, "_convert_": "object"}
+    given = {**taken, "_target_": "a.B", "plain": {"_my_own": 1}, "part": {"_target_": "c.D", **taken}}
+    assert AmpConfig.parse(change({"network": given})).network.to_dict() == given
+
+
+def test_a_config_that_holds_itself() -> None:
+    itself: list[Any] = []
+    itself.append(itself)
+    assert faults({"network.width": itself}) == ["the config holds itself, or is nested too deep"]
 
 
 def test_big_scale_in_words_of_arithmetic() -> None:

@@ -6,6 +6,7 @@ import math
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -221,13 +222,61 @@ def test_a_network_may_return_the_loss_itself() -> None:
     assert 0 < summary.test["loss"] < 10
 
 
+NO_SGD = ("~optimizer.lr", "~optimizer.momentum", "~optimizer.dampening", "~optimizer.weight_decay",
+          "~optimizer.nesterov")  # fmt: skip
+NO_FINAL = "~scheduler.final_fraction"
+
+
+def made_none() -> None:
+    """Make nothing."""
+
+
+class Measure:
+    """A metric that gives what it is told to."""
+
+    gives: Any = None
+
+    def reset(self) -> None: ...
+
+    def update(self, output: torch.Tensor, label: torch.Tensor) -> None: ...
+
+    def compute(self) -> Any:
+        return self.gives
+
+
+@pytest.mark.parametrize(
+    ("gives", "shown"),
+    [
+        (None, "null"), ("3", "'3'"), ({"a": 1, "b": [2]}, "[2]"), (torch.ones(2), "an object of type Tensor"),
+        (1j, "an object of type complex"),
+    ],
+)  # fmt: skip
+def test_a_metric_gives_numbers(gives: Any, shown: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Measure, "gives", gives)
+    job = build(ampexp.compose(*SHORT, f"metric._target_={__name__}.Measure"))
+    with pytest.raises(UserError) as raised:
+        evaluate(job, job.test_batches)
+    assert str(raised.value) == f"metric: Measure.compute() must give a number or a dict of numbers; got {shown}"
+    for number in (1, np.float32(1), torch.ones(1), {"measure": torch.tensor(1)}):
+        monkeypatch.setattr(Measure, "gives", number)
+        assert evaluate(job, job.test_batches)["measure"] == 1
+
+
 @pytest.mark.parametrize(
     ("overrides", "said"),
     [
         (["network._target_=no.such.Net"], r"network._target_=no\.such\.Net cannot be found"),
+        (["network._target_=ampexp.networks.LeNet"], r"has no 'LeNet' \(did you mean LeNet5\?\)"),
         (["+network.wrong=1"], r"network .* refuses its arguments"),
         (["network._target_=builtins.dict"], "network must be a torch.nn.Module"),
         (["optimizer._target_=torch.optim.LBFGS", "~optimizer.momentum", "~optimizer.weight_decay"], "LBFGS"),
+        (["optimizer._target_=builtins.list", *NO_SGD], "^optimizer must be a torch.optim.Optimizer; .* made list"),
+        (["+optimizer._partial_=true"], "^optimizer must be .* made (partial|_DeferredTarget)"),
+        (["scheduler._target_=builtins.id", "~scheduler.warmup_steps", NO_FINAL], "^scheduler must be .* made int"),
+        (["scheduler._target_=builtins.print", "~scheduler.warmup_steps", NO_FINAL], "^scheduler .* made NoneType"),
+        (["loss._target_=builtins.dict"], "^loss must be a function .* made dict"),
+        (["metric._target_=builtins.dict"], "^metric must be .* made dict without reset, compute"),
+        ([f"metric._target_={__name__}.made_none"], "^metric must be .* NoneType without reset, update, compute"),
         (["data=pydoc_topics"], "network.in_features must be a number, or a fact"),
         (["device=cuda"], "cuda"),
         (["data=npz", "data.path=nowhere.npz"], "nowhere.npz"),

@@ -218,8 +218,8 @@ def auto_mixed_precision(
         dtype: float16 or bfloat16.
 
     Returns:
-        A network whose floating outputs are float32. Train it at level O0 of `build_train_network`, which then scales no
-        loss: give the `loss_scale_manager` that you want, for O2 `DynamicLossScaleManager()`.
+        A network whose floating outputs are float32. Train it at level O0 of `build_train_network`, which then scales
+        no loss: give the `loss_scale_manager` that you want, for O2 `DynamicLossScaleManager()`.
 
     Raises:
         TypeError: an argument of wrong kind.

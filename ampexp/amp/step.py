@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from typing import Any, NamedTuple
 
@@ -88,12 +88,10 @@ class TrainNetwork(nn.Module):
         scale = self.loss_scale
         saved = self._saved_buffers() if scale.skips else []
         self._clear_gradients()
-        with ExitStack() as stack:
-            for boost in self.boosts:
-                stack.enter_context(boost.select(self.num_steps))
+        with self._selected():
             loss = self._backward(inputs, kwargs, scale.value)
         self.num_steps += 1
-        overflow = self._unscale(loss, scale)
+        overflow = self._unscale(loss, scale) if scale.checks else torch.zeros_like(loss, dtype=torch.bool)
         factor = torch.full_like(loss, scale.value)
         if scale.skips and self._adjusted(overflow, scale):
             _restore(saved)
@@ -126,22 +124,22 @@ class TrainNetwork(nn.Module):
                 torch.autograd.backward(loss, factor)
         return loss.detach().float()
 
+    def _selected(self) -> AbstractContextManager[Any]:
+        """Let the boosts choose what takes part in this step."""
+        if not self.boosts:
+            return nullcontext()
+        return entered(boost.select(self.num_steps) for boost in self.boosts)
+
     def _scope(self) -> AbstractContextManager[Any]:
         policy = self.network.policy
         return nullcontext() if policy is None else cast_scope(self.network.network, policy)
 
     def _backward_scope(self, mode: Any) -> AbstractContextManager[Any]:
         if mode is not None:
-            stack = ExitStack()
-            stack.enter_context(in_backward(mode))
-            stack.enter_context(self.network.arithmetic())
-            return stack
+            return entered([in_backward(mode), self.network.arithmetic()])
         if not self._parts:
             return nullcontext()
-        stack = ExitStack()
-        for part in self._parts:
-            stack.enter_context(part.backward_scope())
-        return stack
+        return entered(part.backward_scope() for part in self._parts)
 
     def _label(self, label: Any, output: Any) -> Any:
         """Give floating labels in float32; a network that computes in float64 at O0 keeps its labels."""
@@ -170,8 +168,6 @@ class TrainNetwork(nn.Module):
     @torch.no_grad()
     def _unscale(self, loss: Tensor, scale: LossScale) -> Tensor:
         """Divide the gradients by the scale in float32 and say whether anything was not finite."""
-        if not scale.checks:
-            return torch.zeros((), dtype=torch.bool, device=loss.device)
         gradients = self._gradients()
         if scale.value != 1.0:
             dense = [gradient for gradient in gradients if not gradient.is_sparse]
@@ -222,6 +218,14 @@ class TrainNetwork(nn.Module):
             for module in self.modules()
             for name, buffer in module._buffers.items()
         ]
+
+
+def entered(contexts: Iterable[AbstractContextManager[Any]]) -> ExitStack:
+    """Enter contexts in their order, and give what leaves them all."""
+    with ExitStack() as stack:
+        for context in contexts:
+            stack.enter_context(context)
+        return stack.pop_all()
 
 
 @torch.no_grad()
