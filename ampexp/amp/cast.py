@@ -253,7 +253,7 @@ class CastMode(TorchFunctionMode):
             raise self._refusal(func, dtype, "PyTorch's kernel gives wrong numbers")
         try:
             return func(*args, **kwargs)
-        except (RuntimeError, TypeError, NotImplementedError) as error:
+        except (RuntimeError, TypeError) as error:
             if dtype is torch.float32 or not _runs(
                 func, convert(args, torch.float32), convert(kwargs, torch.float32)
             ):

@@ -6,6 +6,7 @@ import logging
 import math
 import time
 import traceback
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -25,7 +26,7 @@ class Point(NamedTuple):
     timestamp: int
 
 
-class RecordedRun:
+class RecordedRun(ABC):
     """A run that is being recorded; a subclass says how things are kept.
 
     NaN and inf are never kept as numbers: the first of each metric goes into the tag `diverged`,
@@ -60,22 +61,25 @@ class RecordedRun:
         except UserError as trouble:
             log.warning("metrics are kept and sent later: %s", trouble)
 
+    @abstractmethod
     def set_tags(self, tags: Mapping[str, str]) -> None:
         """Set words that describe the run."""
-        raise NotImplementedError
 
+    @abstractmethod
     def log_text(self, text: str, name: str) -> None:
         """Keep a text as the artifact `name`."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _begin(self, config: Mapping[str, Any], config_yaml: str, tags: Mapping[str, str]) -> None:
-        raise NotImplementedError
+        """Make the run where it is kept."""
 
+    @abstractmethod
     def _send(self, points: list[Point]) -> None:
-        raise NotImplementedError
+        """Keep these points."""
 
+    @abstractmethod
     def _end(self, status: str) -> None:
-        raise NotImplementedError
+        """Close the run with this status."""
 
     def _drain(self) -> None:
         taken = len(self._buffer)
