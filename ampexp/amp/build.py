@@ -31,7 +31,7 @@ from ampexp.amp.step import TrainNetwork
 from ampexp.boost import make_boosts
 from ampexp.boost.base import Boost
 from ampexp.boost.levels import BOOST_LEVELS, NOTES
-from ampexp.kernels.accumulate import arithmetic
+from ampexp.kernels.formats import arithmetic
 from ampexp.messages import nearest, refusal
 
 _UNSET = object()

@@ -30,6 +30,7 @@ from ampexp.amp.conversion import (
 )
 from ampexp.amp.operators import Kind
 from ampexp.amp.policy import Policy, Zone
+from ampexp.kernels.accumulate import Accumulation
 
 
 class PrecisionError(RuntimeError):
@@ -39,11 +40,14 @@ class PrecisionError(RuntimeError):
 class CastMode(TorchFunctionMode):
     """Give the operators what the policy says, while active; made anew for each call of the network."""
 
-    def __init__(self, policy: Policy, root: nn.Module) -> None:
-        """Start in the policy's outermost zone; `root` is named in errors."""
+    def __init__(
+        self, policy: Policy, root: nn.Module, accumulation: Accumulation | None = None
+    ) -> None:
+        """Start in the policy's outermost zone; `root` is named in errors, `accumulation` computes where given."""
         super().__init__()
         self.zones: list[Zone] = [policy.zone]
         self.low = policy.low
+        self.accumulation = accumulation
         self.root = root
         self.in_backward = False
         self._opening: list[tuple[Callable[..., Any], Any]] = []
@@ -58,21 +62,27 @@ class CastMode(TorchFunctionMode):
     ) -> Any:
         """Run one function of PyTorch with its operands cast."""
         kwargs = kwargs or {}
-        kind = operators.kind_of(func)
+        traits = operators.traits_of(func)
+        kind, name = traits.kind, traits.name
         if self.in_backward:
             if func is torch._C._set_grad_enabled:
                 self._follow(args[0])
             if not any(self._switches):
                 return self._inside_backward(kind, func, args, kwargs)
         zone = self.zones[-1]
+        if traits.is_ordinary and "out" not in kwargs:
+            dtype = zone.operators.get(name, zone.compute)
+            with no_autocast(args):
+                return self._run_ordinary(func, args, kwargs, dtype, zone.compute)
         if kind is Kind.DTYPE:
             return zone.compute if args[0].is_floating_point() else func(*args, **kwargs)
         if kind is Kind.UNTOUCHED:
             return func(*args, **kwargs)
         if kind is Kind.ASSIGN:
-            return func(args[0], convert(args[1], args[0].dtype) if is_floating(args[0]) else args[1])
-        name = operators.name_of(func)
-        is_listed = name in zone.operators and not operators.has_leaf(name)
+            return func(
+                args[0], convert(args[1], args[0].dtype) if is_floating(args[0]) else args[1]
+            )
+        is_listed = name in zone.operators and not traits.has_leaf
         if kind is Kind.COMPOSITE and not is_listed and not self._is_opening(func, args):
             return self._open(func, args, kwargs)
         if name in operators.DECOMPOSED:
@@ -110,8 +120,9 @@ class CastMode(TorchFunctionMode):
 
     def _open(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         self._opening.append((func, args[0] if args else None))
+        differentiates = operators.name_of(func) in ("grad", "backward")
         try:
-            with self:
+            with self, self.backward_scope() if differentiates else nullcontext():
                 return operators.opened(func)(*args, **kwargs)
         finally:
             self._opening.pop()
@@ -165,13 +176,25 @@ class CastMode(TorchFunctionMode):
             kwargs.get("sparse") or (*args, *[False] * 6)[operators.SPARSE_GRADIENT[name]]
         ):
             args = (CastWithSparseGradient.apply(args[0], dtype), *args[1:])
-        args, kwargs = convert(args, dtype), convert(kwargs, dtype)
-        if name in operators.MAKES_COMPLEX or any(map(is_complex, args)):
+        if name in operators.MAKES_COMPLEX:
+            args, kwargs = convert(args, dtype), convert(kwargs, dtype)
+            dtype = torch.float32
+        result = self._run_ordinary(func, args, kwargs, dtype, handed_on)
+        return saturated_constant(result, handed_on) if name in operators.CONSTANTS else result
+
+    def _run_ordinary(
+        self,
+        func: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        dtype: torch.dtype,
+        handed_on: torch.dtype,
+    ) -> Any:
+        """Run an operator that asks for nothing but operands of one dtype."""
+        args, kwargs = convert(args, dtype), convert(kwargs, dtype) if kwargs else kwargs
+        if any(map(is_complex, args)):
             args, kwargs = convert(args, torch.float32), convert(kwargs, torch.float32)
-        result = self._called(func, args, kwargs, dtype)
-        if name in operators.CONSTANTS:
-            result = saturated_constant(result, handed_on)
-        return handed_on_in(result, handed_on)
+        return handed_on_in(self._called(func, args, kwargs, dtype), handed_on)
 
     def _run_inplace(
         self,
@@ -252,13 +275,24 @@ class CastMode(TorchFunctionMode):
         if dtype is not torch.float32 and operators.name_of(func) in operators.WRONG_IN_LOW:
             raise self._refusal(func, dtype, "PyTorch's kernel gives wrong numbers")
         try:
-            return func(*args, **kwargs)
+            return self._computed(func, args, kwargs, dtype)
         except (RuntimeError, TypeError) as error:
             if dtype is torch.float32 or not _runs(
                 func, convert(args, torch.float32), convert(kwargs, torch.float32)
             ):
                 raise
             raise self._refusal(func, dtype, str(error).splitlines()[0]) from error
+
+    def _computed(
+        self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], dtype: Any
+    ) -> Any:
+        if self.accumulation is None or dtype is torch.float32:
+            return func(*args, **kwargs)
+        return self.accumulation.call(operators.name_of(func), func, args, kwargs)
+
+    def backward_scope(self) -> AbstractContextManager[Any]:
+        """Open the scope in which low-precision gradients are computed, as the processor needs."""
+        return nullcontext() if self.accumulation is None else self.accumulation.backward_scope()
 
     def _refusal(self, func: Callable[..., Any], dtype: torch.dtype, text: str) -> PrecisionError:
         return PrecisionError(
@@ -281,6 +315,8 @@ class CastMode(TorchFunctionMode):
             seen = {value.dtype for value in (*args, *kwargs.values()) if is_floating(value)}
             if self.low in seen and len(seen) > 1:
                 args, kwargs = convert(args, self.low), convert(kwargs, self.low)
+            if self.low in seen:
+                return self._computed(func, args, kwargs, self.low)
         return func(*args, **kwargs)
 
     def is_active(self) -> bool:
@@ -308,9 +344,14 @@ def _runs(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any
     return True
 
 
+_NOTHING = nullcontext()
+
+
 def no_autocast(operands: Iterable[Any]) -> AbstractContextManager[Any]:
     """Switch off an autocast that the network or its caller opened: the level alone says what is cast."""
+    if not torch._C._is_any_autocast_enabled():
+        return _NOTHING
     tensor = next((operand for operand in operands if isinstance(operand, Tensor)), None)
     if tensor is None or not torch.is_autocast_enabled(tensor.device.type):
-        return nullcontext()
+        return _NOTHING
     return torch.autocast(tensor.device.type, enabled=False)

@@ -20,10 +20,9 @@ from ampexp.amp.policy import (
     white_listed,
 )
 from ampexp.amp.scope import cast_scope
-from ampexp.kernels.accumulate import accumulate_scope
+from ampexp.kernels.accumulate import Accumulation
+from ampexp.kernels.formats import LOW_DTYPES, why_not_native
 from ampexp.messages import refusal
-
-LOW_DTYPES = (torch.float16, torch.bfloat16)
 
 
 class PrecisionNetwork(nn.Module):
@@ -38,21 +37,18 @@ class PrecisionNetwork(nn.Module):
         self.network = network
         self.policy = policy
         self.training = network.training
+        self._accumulation = Accumulation()
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Run the network under its policy."""
-        if self.policy is None:
-            return self.network(*args, **kwargs)
-        with cast_scope(self.network, self.policy) as mode:
+        with self.scope() as mode:
+            if mode is None:
+                return self.network(*args, **kwargs)
             return self.run(mode, args, kwargs)
 
     def run(self, mode: CastMode, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run the network inside a scope that is already open."""
-        with (
-            converted_inputs(args, kwargs, mode.zones[-1].compute) as (inputs, named),
-            mode,
-            self.arithmetic(),
-        ):
+        with converted_inputs(args, kwargs, mode.zones[-1].compute) as (inputs, named), mode:
             output = self.network(*inputs, **named)
         return to_float32(output)
 
@@ -63,17 +59,19 @@ class PrecisionNetwork(nn.Module):
         Needed only where Python code of the network runs in backward: checkpointed parts that are computed again,
         hooks, autograd functions. A train network does this by itself.
         """
-        if self.policy is None:
-            yield
-            return
-        with cast_scope(self.network, self.policy) as mode, in_backward(mode), self.arithmetic():
-            yield
+        with self.scope() as mode:
+            if mode is None:
+                yield
+                return
+            with in_backward(mode):
+                yield
 
-    def arithmetic(self) -> AbstractContextManager[Any]:
-        """Open the scope in which low-precision work is computed, as the processor needs."""
+    def scope(self) -> AbstractContextManager[CastMode | None]:
+        """Prepare the network for one step and give the mode that casts; None where nothing is cast."""
         if self.policy is None:
             return nullcontext()
-        return accumulate_scope(device_of(self.network).type, self.policy.low)
+        reason = why_not_native(device_of(self.network).type, self.policy.low)
+        return cast_scope(self.network, self.policy, self._accumulation if reason else None)
 
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
         """Give the network's own state, its names unchanged."""
@@ -107,7 +105,7 @@ def in_backward(mode: CastMode) -> Iterator[None]:
     """Make a mode active for a backward pass."""
     mode.in_backward = True
     try:
-        with mode:
+        with mode, mode.backward_scope():
             yield
     finally:
         mode.in_backward = False

@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 import types
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -103,6 +104,9 @@ CONSTANTS = _words("tensor as_tensor scalar_tensor new_tensor")
 """Factories whose result is a constant of the program: saturated like those above."""
 
 
+_SPECIAL = SATURATING | WRONG_IN_LOW | MAKES_COMPLEX | CONSTANTS | {"dropout", "dropout_"}
+
+
 @cache
 def name_of(func: Callable[..., Any]) -> str:
     """Give the name under which PyTorch dispatches a function: `mm` for `torch.ops.aten.mm.default` too."""
@@ -172,6 +176,31 @@ def written_by(func: Callable[..., Any]) -> Written:
     return _HIDDEN_WRITES.get(name_of(func), ()) + tuple(sorted(declared))
 
 
+@dataclass(frozen=True, slots=True)
+class Traits:
+    """What never changes about a function: asked for at each call, found once."""
+
+    kind: Kind
+    name: str
+    has_leaf: bool  # PyTorch has an operator of its own under this name, beside a Python function
+    is_ordinary: bool  # nothing but casting its operands is to be done
+
+
+@cache
+def traits_of(func: Callable[..., Any]) -> Traits:
+    """Find what never changes about a function."""
+    kind, name = kind_of(func), name_of(func)
+    homes = (torch._C._VariableFunctions, torch._C._nn, torch._C.TensorBase)
+    special = (
+        name in _SPECIAL
+        or name in SPARSE_GRADIENT
+        or name in DECOMPOSED
+        or (kind is Kind.COMPUTE and bool(written_by(func)))
+    )
+    has_leaf = any(hasattr(home, name) for home in homes)
+    return Traits(kind, name, has_leaf, kind is Kind.COMPUTE and not special)
+
+
 def largest_drawn(high: float, dtype: torch.dtype) -> float:
     """Give the largest number of `dtype` below `high` > 0: a draw below it must not be rounded up to it."""
     return high * (1.0 - torch.finfo(dtype).eps / 2)
@@ -198,12 +227,6 @@ def opened(func: types.FunctionType) -> types.FunctionType:
     )
     copy.__kwdefaults__ = func.__kwdefaults__
     return copy
-
-
-def has_leaf(name: str) -> bool:
-    """Say whether PyTorch has an operator of its own under this name (beside a Python function)."""
-    homes = (torch._C._VariableFunctions, torch._C._nn, torch._C.TensorBase)
-    return any(hasattr(home, name) for home in homes)
 
 
 def writes_in_part(name: str) -> bool:

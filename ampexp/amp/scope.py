@@ -12,54 +12,52 @@ from torch import Tensor, nn
 from ampexp.amp.cast import CastMode, no_autocast
 from ampexp.amp.conversion import convert, is_floating
 from ampexp.amp.policy import Policy, Zone
+from ampexp.kernels.accumulate import Accumulation
 
 
 @contextmanager
-def cast_scope(network: nn.Module, policy: Policy) -> Iterator[CastMode]:
+def cast_scope(
+    network: nn.Module, policy: Policy, accumulation: Accumulation | None
+) -> Iterator[CastMode]:
     """Prepare a network for one step under a policy and leave nothing behind.
 
     Inside, `with mode:` makes the casts active in this thread. Modules of another zone get hooks for this time only,
     and a buffer that the network set to a low-precision tensor is converted back when the scope ends.
     """
-    mode = CastMode(policy, network)
+    mode = CastMode(policy, network, accumulation)
     handles = []
+    before = {}
     for module in network.modules():
         if policy.modules and (zone := policy.zone_of(module)) is not None:
             handles += _zone_hooks(module, mode, zone)
-    before = {(module, name): buffer.dtype for module, name, buffer in _floating_buffers(network)}
+        for name, buffer in module._buffers.items():
+            if is_floating(buffer):
+                before[module, name] = buffer.dtype
     try:
         with no_autocast(network.parameters()):  # backward's own operators would follow it too
             yield mode
     finally:
         for handle in handles:
             handle.remove()
-        for module, name, buffer in _floating_buffers(network):
-            dtype = before.get((module, name), torch.float32)
-            if buffer.dtype is mode.low and dtype is not mode.low:
-                module._buffers[name] = buffer.to(dtype)
         for module in network.modules():
-            for name in module.__dict__.keys() - _OWN:
-                _widen_attribute(module, name, mode.low)
+            for name, buffer in module._buffers.items():
+                if buffer is not None and buffer.dtype is mode.low:
+                    dtype = before.get((module, name), torch.float32)
+                    module._buffers[name] = buffer.to(dtype)
+            _widen_attributes(module, mode.low)
 
 
-_OWN = nn.Module().__dict__.keys()
+_MAY_HOLD_STATE = (Tensor, list, tuple)
 
 
-def _widen_attribute(module: nn.Module, name: str, low: torch.dtype) -> None:
+def _widen_attributes(module: nn.Module, low: torch.dtype) -> None:
     """Store in float32 what the network keeps of its states: the next forward, at whatever level, casts it again."""
-    value = module.__dict__[name]
-    states = value if isinstance(value, list | tuple) else (value,)
-    if any(isinstance(state, Tensor) and state.dtype is low for state in states):
-        module.__dict__[name] = convert(value, torch.float32)
-
-
-def _floating_buffers(network: nn.Module) -> list[tuple[nn.Module, str, Tensor]]:
-    return [
-        (module, name, buffer)
-        for module in network.modules()
-        for name, buffer in module._buffers.items()
-        if is_floating(buffer)
-    ]
+    for name, value in module.__dict__.items():
+        if not isinstance(value, _MAY_HOLD_STATE):
+            continue
+        states = (value,) if isinstance(value, Tensor) else value
+        if any(isinstance(state, Tensor) and state.dtype is low for state in states):
+            module.__dict__[name] = convert(value, torch.float32)
 
 
 def _zone_hooks(module: nn.Module, mode: CastMode, zone: Zone) -> list[Any]:

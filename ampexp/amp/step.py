@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from typing import Any, NamedTuple
@@ -14,7 +15,6 @@ from ampexp.amp.batch import first_floating, to_float32
 from ampexp.amp.loss_scale import LossScale
 from ampexp.amp.network import PrecisionNetwork, in_backward, precision_networks
 from ampexp.amp.scalers import all_finite
-from ampexp.amp.scope import cast_scope
 from ampexp.boost.base import Boost, Update
 
 MAX_OVERFLOWS_IN_A_ROW = 1000
@@ -91,7 +91,9 @@ class TrainNetwork(nn.Module):
         with self._selected():
             loss = self._backward(inputs, kwargs, scale.value)
         self.num_steps += 1
-        overflow = self._unscale(loss, scale) if scale.checks else torch.zeros_like(loss, dtype=torch.bool)
+        overflow = (
+            self._unscale(loss, scale) if scale.checks else torch.zeros_like(loss, dtype=torch.bool)
+        )
         factor = torch.full_like(loss, scale.value)
         if scale.skips and self._adjusted(overflow, scale):
             _restore(saved)
@@ -106,7 +108,7 @@ class TrainNetwork(nn.Module):
             raise TypeError(
                 "train_network(*inputs, label) needs the label for loss_fn as last positional argument; got none"
             )
-        with self._scope() as mode:
+        with self.network.scope() as mode:
             network_inputs = inputs if self.loss_fn is None else inputs[:-1]
             if mode is None:
                 output = self.network(*network_inputs, **kwargs)
@@ -130,13 +132,9 @@ class TrainNetwork(nn.Module):
             return nullcontext()
         return entered(boost.select(self.num_steps) for boost in self.boosts)
 
-    def _scope(self) -> AbstractContextManager[Any]:
-        policy = self.network.policy
-        return nullcontext() if policy is None else cast_scope(self.network.network, policy)
-
     def _backward_scope(self, mode: Any) -> AbstractContextManager[Any]:
         if mode is not None:
-            return entered([in_backward(mode), self.network.arithmetic()])
+            return in_backward(mode)
         if not self._parts:
             return nullcontext()
         return entered(part.backward_scope() for part in self._parts)
@@ -168,15 +166,22 @@ class TrainNetwork(nn.Module):
     @torch.no_grad()
     def _unscale(self, loss: Tensor, scale: LossScale) -> Tensor:
         """Divide the gradients by the scale in float32 and say whether anything was not finite."""
-        gradients = self._gradients()
-        if scale.value != 1.0:
-            dense = [gradient for gradient in gradients if not gradient.is_sparse]
-            if dense:
-                torch._foreach_div_(dense, scale.value)
-            for gradient in gradients:
-                if gradient.is_sparse:
-                    gradient.div_(scale.value)
-        return all_finite([loss, *gradients]).logical_not()
+        dense, others = list[Tensor](), [loss]
+        for gradient in self._gradients():
+            ordinary = gradient.dtype is torch.float32 and gradient.layout is torch.strided
+            (dense if ordinary and gradient.device == loss.device else others).append(gradient)
+        for gradient in others[1:]:
+            gradient.div_(scale.value)
+        overflow = all_finite(others).logical_not()
+        if not dense:
+            return overflow
+        # one pass in C++, which multiplies: by a power of two that is the same number
+        exact = math.frexp(scale.value)[0] == 0.5
+        found, factor = loss.new_zeros(()), loss.new_tensor(1.0 / scale.value if exact else 1.0)
+        torch._amp_foreach_non_finite_check_and_unscale_(dense, found, factor)
+        if not exact:
+            torch._foreach_div_(dense, scale.value)
+        return overflow.logical_or(found.bool())
 
     def _adjusted(self, overflow: Tensor, scale: LossScale) -> bool:
         """Adjust the scale and count; say whether the step is skipped. The one synchronisation of a step."""

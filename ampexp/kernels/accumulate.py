@@ -1,4 +1,4 @@
-"""Matrix and convolution work on low-precision operands, summed in float32 and rounded once.
+"""Low-precision work on a processor without instructions for it: summed in float32 and rounded once.
 
 That is what a tensor core does. A CPU without instructions for float16 or bfloat16 computes them one number at a time,
 and PyTorch's own convolution there rounds each image's share of a weight's gradient: slower and less accurate.
@@ -6,89 +6,131 @@ and PyTorch's own convolution there rounds each image's share of a weight's grad
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-LOW_DTYPES = (torch.float16, torch.bfloat16)
-
-_aten = torch.ops.aten
-ACCUMULATED = frozenset(
-    {
-        _aten.mm.default,
-        _aten.addmm.default,
-        _aten.bmm.default,
-        _aten.baddbmm.default,
-        _aten.mv.default,
-        _aten.addmv.default,
-        _aten.dot.default,
-        _aten.addbmm.default,
-        _aten.addr.default,
-        _aten._trilinear.default,
-        _aten.convolution.default,
-        _aten.convolution_backward.default,
-        _aten._scaled_dot_product_flash_attention_for_cpu.default,
-        _aten._scaled_dot_product_flash_attention_for_cpu_backward.default,
-    }
-)
-"""The operators that are computed in float32 on low-precision operands and rounded once."""
-
-_NATIVE_FLAGS = {
-    torch.float16: ("avx512_fp16", "amx_fp16"),
-    torch.bfloat16: ("avx512_bf16", "amx_bf16"),
-}
+from ampexp.kernels.formats import LOW_DTYPES
+from ampexp.kernels.functions import RULES, of_widened, run
+from ampexp.kernels.table import ACCUMULATED, FLOAT32_RESULTS, PLAIN, SLOW
 
 
-@cache
-def has_native(dtype: torch.dtype) -> bool:
-    """Say whether this CPU has instructions that multiply in `dtype`."""
-    capabilities = torch.cpu.get_capabilities()
-    return any(capabilities.get(flag, False) for flag in _NATIVE_FLAGS[dtype])
+class Accumulation:
+    """How the operators of one network reach float32 arithmetic, and whether its backward pass needs the mode."""
+
+    def __init__(self) -> None:
+        """Start with a network that has run nothing."""
+        self.backward_needs_mode = False
+
+    def call(
+        self, name: str, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """Run one operator on low-precision operands: by its rule, by PyTorch where that is as fast, or in the mode."""
+        if name in PLAIN:
+            return func(*args, **kwargs)
+        if (application := _application(name, func, args, kwargs)) is not None:
+            return run(application)
+        self.backward_needs_mode = True
+        with AccumulateMode():
+            return func(*args, **kwargs)
+
+    def backward_scope(self) -> AbstractContextManager[Any]:
+        """Open the scope of a backward pass through what has been called."""
+        return AccumulateMode() if self.backward_needs_mode else nullcontext()
 
 
-def arithmetic(device_type: str, dtype: torch.dtype) -> str:
-    """Name the way that low-precision work goes on this processor, and why: for the record."""
-    if dtype not in LOW_DTYPES:
-        return "native"
-    if device_type != "cpu":
-        return "native"
-    word = str(dtype).removeprefix("torch.")
-    if has_native(dtype):
-        return f"native ({word} instructions)"
-    return f"float32_accumulate (this CPU has no {word} instructions; not the accelerator's speed)"
+def _application(name: str, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Give the rule for a call; None where its operands are not what rules are for."""
+    if name not in RULES and name not in SLOW:
+        return None
+    if torch._C._are_functorch_transforms_active() or torch.autograd.forward_ad._current_level >= 0:
+        return None
+    try:
+        application = (
+            RULES[name](*args, **kwargs) if name in RULES else of_widened(func, *args, **kwargs)
+        )
+    except (
+        TypeError,
+        AttributeError,
+    ):  # not the arguments of this operator: PyTorch says what is wrong
+        return None
+    if application is None:
+        return None
+    dtype = next(x.dtype for x in application.operands if x is not None)
+    fits = dtype in LOW_DTYPES and all(
+        x is None
+        or (
+            type(x) in _DENSE
+            and x.dtype is dtype
+            and x.device.type == "cpu"
+            and x.layout is torch.strided
+        )
+        for x in application.operands
+    )
+    return application if fits else None
+
+
+_DENSE = (Tensor, torch.nn.Parameter)
 
 
 class AccumulateMode(TorchDispatchMode):
-    """Compute the listed operators in float32 when their operands are low-precision CPU tensors."""
+    """Compute the listed operators in float32 when their operands are low-precision CPU tensors.
+
+    It sees what no rule sees: the parts of composite operators (recurrent layers, einsum) and derivatives of them.
+    """
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         """Run one operator."""
+        kwargs = kwargs or {}
         with torch._C.DisableTorchFunction():  # below autograd nothing is cast by level any more
-            return self._run(func, args, kwargs or {})
-
-    def _run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if func not in ACCUMULATED:
-            return func(*args, **kwargs)
-        low = next((arg.dtype for arg in args if isinstance(arg, Tensor) and _is_low(arg)), None)
-        if low is None:
-            return func(*args, **kwargs)
-        result = func(*map(_wide, args), **{key: _wide(value) for key, value in kwargs.items()})
-        return (
-            _narrow(result, low) if isinstance(result, Tensor) else _narrow_all(func, result, low)
-        )
+            listed = _listed(func)
+            if listed is None:
+                return func(*args, **kwargs)
+            low = next(
+                (arg.dtype for arg in args if isinstance(arg, Tensor) and _is_low(arg)), None
+            )
+            return func(*args, **kwargs) if low is None else _accumulated(listed, low, args, kwargs)
 
 
-def accumulate_scope(device_type: str, dtype: torch.dtype) -> AbstractContextManager[Any]:
-    """Make the mode active where the processor needs it; elsewhere do nothing."""
-    if device_type == "cpu" and dtype in LOW_DTYPES and not has_native(dtype):
-        return AccumulateMode()
-    return nullcontext()
+class _Listed(NamedTuple):
+    """A listed operator in its functional form, and where its result is to be written."""
+
+    name: str
+    functional: Any
+    in_place: bool
+
+
+@cache
+def _listed(func: Any) -> _Listed | None:
+    space, _, name = func._schema.name.partition("::")
+    functional_name = name.rstrip("_")
+    if space != "aten" or functional_name not in ACCUMULATED or "dtype" in func._overloadname:
+        return None
+    if not func._schema.is_mutable:
+        return _Listed(functional_name, func, False)
+    if len(func._schema.returns) > 1:
+        return None
+    functional = getattr(torch.ops.aten, functional_name).default
+    return _Listed(functional_name, functional, name != functional_name)
+
+
+def _accumulated(listed: _Listed, low: torch.dtype, args: tuple[Any, ...], kwargs: Any) -> Any:
+    out = kwargs.pop("out", None)
+    result = listed.functional(*map(_wide, args), **{key: _wide(x) for key, x in kwargs.items()})
+    if isinstance(result, Tensor):
+        home = args[0] if listed.in_place else out
+        return result.to(low) if home is None else home.copy_(result.to(low))
+    exact = FLOAT32_RESULTS.get(listed.name, ())
+    return tuple(
+        _narrow(value, low) if index not in exact else value for index, value in enumerate(result)
+    )
 
 
 def _is_low(value: Tensor) -> bool:
@@ -101,10 +143,3 @@ def _wide(value: Any) -> Any:
 
 def _narrow(value: Any, dtype: torch.dtype) -> Any:
     return value.to(dtype) if isinstance(value, Tensor) and value.dtype == torch.float32 else value
-
-
-def _narrow_all(func: Any, results: tuple[Any, ...], dtype: torch.dtype) -> tuple[Any, ...]:
-    """Round all results but attention's log-sum-exp, which PyTorch keeps in float32 itself."""
-    if func is _aten._scaled_dot_product_flash_attention_for_cpu.default:
-        return (_narrow(results[0], dtype), *results[1:])
-    return tuple(_narrow(result, dtype) for result in results)

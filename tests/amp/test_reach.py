@@ -95,7 +95,7 @@ def test_white_list_in_every_spelling(name: str, monkeypatch: pytest.MonkeyPatch
     """Operands float16 at O1, the output handed on in float32, rounded to float16."""
     function, operators = OTHER_LOW[name] if name in OTHER_LOW else (LOW[name], MATRIX)
     with monkeypatch.context() as patch:  # without the CPU's float32 accumulation, to see the casts
-        patch.setattr("ampexp.kernels.accumulate.has_native", lambda dtype: True)
+        patch.setattr("ampexp.amp.network.why_not_native", lambda *_: None)
         operands, output = seen(Apply(function), torch.randn(4, 4))
     assert operands.of(*operators) == {HALF}
     assert output.dtype == WIDE
@@ -140,7 +140,7 @@ def test_every_floating_operand_is_low_at_o2_and_o3(
     name: str, level: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The CPU's float32 accumulation is switched off here, so that what the casts give is seen."""
-    monkeypatch.setattr("ampexp.kernels.accumulate.has_native", lambda dtype: True)
+    monkeypatch.setattr("ampexp.amp.network.why_not_native", lambda *_: None)
     function = {**LOW, **FLOAT32, **{key: pair[0] for key, pair in OTHER_LOW.items()}}[name]
     operands, output = seen(Apply(function), torch.randn(4, 4), level=level)
     assert operands.of() == {HALF}
@@ -168,7 +168,7 @@ def test_recurrent_cells_go_low_at_o1(kind: type[nn.Module]) -> None:
 
 
 def test_products_inside_multihead_attention_go_low_at_o1(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ampexp.kernels.accumulate.has_native", lambda dtype: True)
+    monkeypatch.setattr("ampexp.amp.network.why_not_native", lambda *_: None)
     attention = nn.MultiheadAttention(8, 2, batch_first=True).train()
     x = torch.randn(2, 3, 8)
     operands, (output, _) = seen(attention, x, x, x)
@@ -178,7 +178,7 @@ def test_products_inside_multihead_attention_go_low_at_o1(monkeypatch: pytest.Mo
 
 
 def test_norms_stay_float32_inside_a_low_network(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ampexp.kernels.accumulate.has_native", lambda dtype: True)
+    monkeypatch.setattr("ampexp.amp.network.why_not_native", lambda *_: None)
     network = nn.Sequential(
         nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.GELU(), nn.LayerNorm(2), nn.GroupNorm(2, 4),
         nn.InstanceNorm2d(4), nn.Flatten(), nn.Linear(16, 2),

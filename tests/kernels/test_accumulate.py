@@ -9,11 +9,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
-from ampexp.amp import auto_mixed_precision, build_train_network
-from ampexp.kernels import accumulate
-from ampexp.kernels.accumulate import AccumulateMode, accumulate_scope, arithmetic
+from ampexp.amp import auto_mixed_precision
+from ampexp.kernels import formats
+from ampexp.kernels.accumulate import AccumulateMode
+from ampexp.kernels.formats import arithmetic
 
 Operator = tuple[Callable[..., Tensor], list[tuple[int, ...]]]
 
@@ -88,27 +88,6 @@ def test_float32_and_mixed_operands_are_left_alone() -> None:
         assert (a.half() + a.half()).dtype is torch.float16
 
 
-@pytest.mark.skipif(accumulate.has_native(torch.float16), reason="this CPU multiplies float16")
-def test_active_only_inside_the_calls() -> None:
-    inside: list[int] = []
-
-    class Sees(nn.Linear):
-        def forward(self, x: Tensor) -> Tensor:
-            inside.append(len(_get_current_dispatch_mode_stack()))
-            return super().forward(x)
-
-    network = Sees(4, 3)
-    cast = auto_mixed_precision(network, "O3")
-    train_network = build_train_network(
-        network, torch.optim.SGD(network.parameters(), lr=0.1), nn.CrossEntropyLoss(), level="O1"
-    )
-    cast(torch.randn(5, 4))
-    train_network(torch.randn(5, 4), torch.arange(5) % 3)
-    network(torch.randn(5, 4))
-    assert inside == [1, 1, 0]
-    assert _get_current_dispatch_mode_stack() == []
-
-
 @pytest.mark.parametrize("level", ["O2", "O3"])
 def test_a_layer_of_a_network_is_rounded_once(level: str) -> None:
     torch.manual_seed(0)
@@ -120,12 +99,13 @@ def test_a_layer_of_a_network_is_rounded_once(level: str) -> None:
 
 
 def test_the_record_says_which_arithmetic(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(accumulate, "has_native", lambda dtype: False)
+    monkeypatch.setattr(formats, "has_flag", lambda name: False)
     assert arithmetic("cpu", torch.float16).startswith(
         "float32_accumulate (this CPU has no float16"
     )
-    assert isinstance(accumulate_scope("cpu", torch.bfloat16), AccumulateMode)
-    monkeypatch.setattr(accumulate, "has_native", lambda dtype: True)
+    monkeypatch.setattr(formats, "has_flag", lambda name: True)
+    monkeypatch.setattr(formats, "times_slower", lambda name: 1.0)
     assert arithmetic("cpu", torch.float16) == "native (float16 instructions)"
-    assert not isinstance(accumulate_scope("cpu", torch.float16), AccumulateMode)
-    assert arithmetic("cuda", torch.float16) == arithmetic("cpu", torch.float32) == "native"
+    monkeypatch.setattr(formats, "times_slower", lambda name: 20.0)
+    assert "multiplies 20.0 times slower" in arithmetic("cpu", torch.float16)
+    assert arithmetic("cuda", torch.float16) == "native"
