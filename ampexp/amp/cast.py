@@ -8,7 +8,7 @@ hands the result on. Nothing of PyTorch or of the network is changed, and no cas
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -70,8 +70,10 @@ class CastMode(TorchFunctionMode):
             if not any(self._switches):
                 return self._inside_backward(kind, func, args, kwargs)
         zone = self.zones[-1]
-        if traits.is_ordinary and "out" not in kwargs:
+        if traits.is_ordinary and not kwargs.get("inplace") and "out" not in kwargs:
             dtype = zone.operators.get(name, zone.compute)
+            if not torch._C._is_any_autocast_enabled():
+                return self._run_ordinary(func, args, kwargs, dtype, zone.compute)
             with no_autocast(args):
                 return self._run_ordinary(func, args, kwargs, dtype, zone.compute)
         if kind is Kind.DTYPE:
@@ -191,10 +193,18 @@ class CastMode(TorchFunctionMode):
         handed_on: torch.dtype,
     ) -> Any:
         """Run an operator that asks for nothing but operands of one dtype."""
-        args, kwargs = convert(args, dtype), convert(kwargs, dtype) if kwargs else kwargs
-        if any(map(is_complex, args)):
-            args, kwargs = convert(args, torch.float32), convert(kwargs, torch.float32)
-        return handed_on_in(self._called(func, args, kwargs, dtype), handed_on)
+        operands = [
+            arg if isinstance(arg, Tensor) and arg.dtype is dtype else convert(arg, dtype)
+            for arg in args
+        ]
+        if kwargs:
+            kwargs = convert(kwargs, dtype)
+        if any(map(is_complex, operands)):
+            operands, kwargs = convert(operands, torch.float32), convert(kwargs, torch.float32)
+        result = self._called(func, operands, kwargs, dtype)
+        if isinstance(result, Tensor) and result.dtype is handed_on:
+            return result
+        return handed_on_in(result, handed_on)
 
     def _run_inplace(
         self,
@@ -226,7 +236,7 @@ class CastMode(TorchFunctionMode):
         handed_on: torch.dtype,
     ) -> Any:
         """Run an operator that writes some of its operands, as normalisations write running statistics."""
-        cast_args, cast_kwargs = list(convert(args, dtype)), convert(kwargs, dtype)
+        cast_args, cast_kwargs = [convert(arg, dtype) for arg in args], convert(kwargs, dtype)
         copies = []
         for position, name in written:
             by_position = position < len(args)
@@ -239,10 +249,11 @@ class CastMode(TorchFunctionMode):
                     cast_args[position] = after
                 else:
                     cast_kwargs[name] = after
-        result = self._called(func, tuple(cast_args), cast_kwargs, dtype)
-        with torch.no_grad():
-            for original, before, after in copies:
-                write_back(original, before, after)
+        result = self._called(func, cast_args, cast_kwargs, dtype)
+        if copies:
+            with torch.no_grad():
+                for original, before, after in copies:
+                    write_back(original, before, after)
         return handed_on_in(result, handed_on)
 
     def _run_out(
@@ -268,25 +279,27 @@ class CastMode(TorchFunctionMode):
     def _called(
         self,
         func: Callable[..., Any],
-        args: tuple[Any, ...],
+        args: Sequence[Any],
         kwargs: dict[str, Any],
         dtype: torch.dtype,
     ) -> Any:
-        if dtype is not torch.float32 and operators.name_of(func) in operators.WRONG_IN_LOW:
+        if dtype is torch.float32:
+            return func(*args, **kwargs)
+        if operators.name_of(func) in operators.WRONG_IN_LOW:
             raise self._refusal(func, dtype, "PyTorch's kernel gives wrong numbers")
         try:
-            return self._computed(func, args, kwargs, dtype)
+            return self._computed(func, args, kwargs)
         except (RuntimeError, TypeError) as error:
-            if dtype is torch.float32 or not _runs(
+            if not _runs(
                 func, convert(args, torch.float32), convert(kwargs, torch.float32)
             ):
                 raise
             raise self._refusal(func, dtype, str(error).splitlines()[0]) from error
 
     def _computed(
-        self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], dtype: Any
+        self, func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]
     ) -> Any:
-        if self.accumulation is None or dtype is torch.float32:
+        if self.accumulation is None:
             return func(*args, **kwargs)
         return self.accumulation.call(operators.name_of(func), func, args, kwargs)
 
@@ -316,7 +329,7 @@ class CastMode(TorchFunctionMode):
             if self.low in seen and len(seen) > 1:
                 args, kwargs = convert(args, self.low), convert(kwargs, self.low)
             if self.low in seen:
-                return self._computed(func, args, kwargs, self.low)
+                return self._computed(func, args, kwargs)
         return func(*args, **kwargs)
 
     def is_active(self) -> bool:
@@ -336,7 +349,7 @@ class CastMode(TorchFunctionMode):
         return f"network{'.' if path else ''}{path} ({type(module).__name__})"
 
 
-def _runs(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+def _runs(func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
     try:
         func(*args, **kwargs)
     except Exception:

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 
 class Kind(enum.Enum):
@@ -104,6 +105,11 @@ CONSTANTS = _words("tensor as_tensor scalar_tensor new_tensor")
 """Factories whose result is a constant of the program: saturated like those above."""
 
 
+_SINGLE = frozenset(
+    (F.relu, F.silu, F.mish, F.softmax, F.log_softmax, F.layer_norm, F.max_pool1d, F.max_pool2d, F.max_pool3d)
+)
+"""Composites that do nothing but call one operator of the same name: not opened, unless they are to write in place."""
+
 _SPECIAL = SATURATING | WRONG_IN_LOW | MAKES_COMPLEX | CONSTANTS | {"dropout", "dropout_"}
 
 
@@ -183,7 +189,7 @@ class Traits:
     kind: Kind
     name: str
     has_leaf: bool  # PyTorch has an operator of its own under this name, beside a Python function
-    is_ordinary: bool  # nothing but casting its operands is to be done
+    is_ordinary: bool  # nothing but casting its operands is to be done, unless it is to write
 
 
 @cache
@@ -198,7 +204,8 @@ def traits_of(func: Callable[..., Any]) -> Traits:
         or (kind is Kind.COMPUTE and bool(written_by(func)))
     )
     has_leaf = any(hasattr(home, name) for home in homes)
-    return Traits(kind, name, has_leaf, kind is Kind.COMPUTE and not special)
+    is_ordinary = func in _SINGLE or (kind is Kind.COMPUTE and not special)
+    return Traits(kind, name, has_leaf, is_ordinary)
 
 
 def largest_drawn(high: float, dtype: torch.dtype) -> float:

@@ -6,7 +6,7 @@ and PyTorch's own convolution there rounds each image's share of a weight's grad
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from typing import Any, NamedTuple
@@ -28,7 +28,7 @@ class Accumulation:
         self.backward_needs_mode = False
 
     def call(
-        self, name: str, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+        self, name: str, func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]
     ) -> Any:
         """Run one operator on low-precision operands: by its rule, by PyTorch where that is as fast, or in the mode."""
         if name in PLAIN:
@@ -44,7 +44,7 @@ class Accumulation:
         return AccumulateMode() if self.backward_needs_mode else nullcontext()
 
 
-def _application(name: str, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _application(name: str, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """Give the rule for a call; None where its operands are not what rules are for."""
     if name not in RULES and name not in SLOW:
         return None
@@ -61,18 +61,16 @@ def _application(name: str, func: Any, args: tuple[Any, ...], kwargs: dict[str, 
         return None
     if application is None:
         return None
-    dtype = next(x.dtype for x in application.operands if x is not None)
-    fits = dtype in LOW_DTYPES and all(
-        x is None
-        or (
-            type(x) in _DENSE
-            and x.dtype is dtype
-            and x.device.type == "cpu"
-            and x.layout is torch.strided
-        )
-        for x in application.operands
-    )
-    return application if fits else None
+    dtype = None
+    for operand in application.operands:
+        if operand is None:
+            continue
+        dtype = dtype or operand.dtype
+        if type(operand) not in _DENSE or operand.dtype is not dtype or not operand.is_cpu:
+            return None
+        if operand.layout is not torch.strided:
+            return None
+    return application if dtype in LOW_DTYPES else None
 
 
 _DENSE = (Tensor, torch.nn.Parameter)

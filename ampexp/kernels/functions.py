@@ -45,24 +45,26 @@ class Application(NamedTuple):
 def run(application: Application) -> Tensor:
     """Compute, and leave autograd the function that differentiates where a gradient is wanted."""
     rule, constants, operands = application
-    if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in operands):
-        result: Tensor = _Rounded.apply(rule, constants, *operands)
-        return result
+    if torch.is_grad_enabled():
+        for operand in operands:
+            if operand is not None and operand.requires_grad:
+                result: Tensor = _Rounded.apply(rule, constants, *operands)
+                return result
     return rule.compute(constants, *operands)[0]
 
 
 class _Rounded(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, rule: Rule, constants: Any, *operands: Tensor | None) -> Tensor:
-        needed = ctx.needs_input_grad[2:]
         result, *rest = rule.compute(constants, *operands)
-        ctx.rule, ctx.constants = rule, constants
-        ctx.shapes = [None if operand is None else operand.shape for operand in operands]
-        kept = [
-            operand if not rule.product or any(needed[:index] + needed[index + 1 :]) else None
-            for index, operand in enumerate(operands)
-        ]
-        ctx.save_for_backward(*kept, *rest)
+        ctx.rule, ctx.constants, ctx.shapes = rule, constants, None
+        if rule.product and not all(needed := ctx.needs_input_grad[2:]):
+            ctx.shapes = [None if operand is None else operand.shape for operand in operands]
+            operands = tuple(
+                operand if any(needed[:index] + needed[index + 1 :]) else None
+                for index, operand in enumerate(operands)
+            )
+        ctx.save_for_backward(*operands, *rest)
         return result
 
     @staticmethod
@@ -80,10 +82,11 @@ class _Rounded(torch.autograd.Function):
 def _by_autograd(ctx: Any, needed: Any, gradient: Tensor, operands: Tensors) -> Tensors:
     """Compute again and differentiate; where a graph of the gradient is wanted, so that it has one."""
     graph_wanted = torch.is_grad_enabled()
-    operands = tuple(
-        gradient.new_zeros(shape) if operand is None and shape is not None else operand
-        for operand, shape in zip(operands, ctx.shapes, strict=True)
-    )
+    if ctx.shapes is not None:  # products without operands that their wanted gradients do not depend on
+        operands = tuple(
+            gradient.new_zeros(shape) if operand is None and shape is not None else operand
+            for operand, shape in zip(operands, ctx.shapes, strict=True)
+        )
     if not graph_wanted:
         operands = tuple(
             None if operand is None else operand.detach().requires_grad_(need)
@@ -100,7 +103,8 @@ def _wide(tensor: Tensor | None) -> Tensor | None:
     return None if tensor is None else tensor.float()
 
 
-# linear: y = x w^T + b, x (..., in), w (out, in); constants: whether x and w^T lie column by column
+# linear: y = x w^T + b, x (..., in), w (out, in); constants: whether x lies column by column and
+# w row by row, by which PyTorch chooses how to differentiate
 
 
 def _linear(_: Any, x: Tensor, w: Tensor, b: Tensor | None) -> tuple[Tensor]:
@@ -110,12 +114,17 @@ def _linear(_: Any, x: Tensor, w: Tensor, b: Tensor | None) -> tuple[Tensor]:
 def _linear_gradients(
     layout: Any, needed: tuple[bool, ...], gradient: Tensor, x: Any, w: Any, b: Any
 ) -> Tensors:
-    of_x, of_w = _of_product(layout, needed, gradient, x, None if w is None else w.t())
-    return (
-        of_x,
-        None if of_w is None else of_w.t(),
-        gradient.flatten(0, -2).sum(0) if needed[2] else None,
-    )
+    x_by_columns, w_by_rows = layout
+    of_x = of_w = None
+    rows = gradient if gradient.dim() == 2 else gradient.flatten(0, -2)
+    if needed[0]:
+        w = w.float()
+        of_x = torch.mm(w.t(), rows.t()).t() if x_by_columns else torch.mm(rows, w)
+        of_x = of_x if rows is gradient else of_x.view(*gradient.shape[:-1], w.shape[1])
+    if needed[1]:
+        x = (x if x.dim() == 2 else x.flatten(0, -2)).float()
+        of_w = torch.mm(rows.t(), x) if w_by_rows else torch.mm(x.t(), rows).t()
+    return of_x, of_w, rows.sum(0) if needed[2] else None
 
 
 # matmul: a (..., n, k), b (..., k, m) with the same batch axes, or b (k, m); constants as of linear, or None for stacks
@@ -128,32 +137,19 @@ def _matmul(_: Any, a: Tensor, b: Tensor) -> tuple[Tensor]:
 def _matmul_gradients(
     layout: Any, needed: tuple[bool, ...], gradient: Tensor, a: Any, b: Any
 ) -> Tensors:
-    if layout is not None:
-        return _of_product(layout, needed, gradient, a, b)
+    if layout is not None:  # b (k, m) is a layer's w^T
+        of_a, of_b, _ = _linear_gradients(
+            layout, (*needed, False), gradient, a, None if b is None else b.t(), None
+        )
+        return of_a, None if of_b is None else of_b.t()
     return (
         torch.matmul(gradient, b.float().mT) if needed[0] else None,
         torch.matmul(a.float().mT, gradient) if needed[1] else None,
     )
 
 
-def _of_product(
-    layout: tuple[bool, bool], needed: tuple[bool, ...], gradient: Tensor, a: Any, b: Any
-) -> Tensors:
-    """Differentiate a (..., n, k) times b (k, m) by the products that PyTorch chooses for the operands' layouts."""
-    rows, of_a, of_b = gradient.flatten(0, -2), None, None
-    a_by_columns, b_by_columns = layout
-    if needed[0]:
-        b = b.float()
-        product = (b @ rows.t()).t() if a_by_columns else rows @ b.t()
-        of_a = product.view(*gradient.shape[:-1], b.shape[0])
-    if needed[1]:
-        a = a.flatten(0, -2).float()
-        of_b = (rows.t() @ a).t() if b_by_columns else a.t() @ rows
-    return of_a, of_b
-
-
 def _by_columns(matrix: Tensor) -> bool:
-    return matrix.stride(0) == 1 and matrix.stride(1) == matrix.shape[0]
+    return matrix.dim() == 2 and matrix.stride(0) == 1 and matrix.stride(1) == matrix.shape[0]
 
 
 # convolution; constants: stride, padding, dilation, transposed, output_padding, groups
@@ -238,7 +234,7 @@ def of_linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Appl
     """Take any F.linear with a matrix of weights."""
     if weight.dim() != 2 or input.dim() < 2:
         return None
-    layout = (input.dim() == 2 and _by_columns(input), _by_columns(weight.t()))
+    layout = (_by_columns(input), weight.stride(1) == 1 and weight.stride(0) == weight.shape[1])
     return Application(LINEAR, layout, (input, weight, bias))
 
 
@@ -250,7 +246,7 @@ def of_matmul(input: Tensor, other: Tensor) -> Application | None:
         return None
     layout = None
     if other.dim() == 2:
-        layout = (input.dim() == 2 and _by_columns(input), _by_columns(other))
+        layout = (_by_columns(input), _by_columns(other))
     return Application(MATMUL, layout, (input, other))
 
 
