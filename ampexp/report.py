@@ -66,7 +66,8 @@ def _loss_scale(summary: RunSummary) -> str:
 def _rate(summary: RunSummary) -> str:
     if summary.samples_per_second is None:
         return "not measured: the run was not longer than its warm-up"
-    return f"{summary.samples_per_second:,.0f} over {summary.num_timed_steps:,} timed steps"
+    mark = ", not the accelerator's speed" if summary.record["arithmetic"].startswith("float32_accumulate") else ""
+    return f"{summary.samples_per_second:,.0f} over {summary.num_timed_steps:,} timed steps{mark}"
 
 
 def _step_seconds(summary: RunSummary) -> str:

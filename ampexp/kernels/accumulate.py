@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ampexp.kernels.formats import LOW_DTYPES
-from ampexp.kernels.functions import RULES, of_widened, run
-from ampexp.kernels.table import ACCUMULATED, FLOAT32_RESULTS, PLAIN, SLOW
+from ampexp.kernels.formats import LOW_DTYPES, format_name
+from ampexp.kernels.functions import RULES, Application, run
+from ampexp.kernels.table import ACCUMULATED, FLOAT32_OPERANDS, FLOAT32_RESULTS, PLAIN, SLOW
 
 
 class Accumulation:
@@ -33,8 +33,10 @@ class Accumulation:
         """Run one operator on low-precision operands: by its rule, by PyTorch where that is as fast, or in the mode."""
         if name in PLAIN:
             return func(*args, **kwargs)
-        if (application := _application(name, func, args, kwargs)) is not None:
+        if (application := _application(name, args, kwargs)) is not None:
             return run(application)
+        if name in SLOW:
+            return func(*args, **kwargs)
         self.backward_needs_mode = True
         with AccumulateMode():
             return func(*args, **kwargs)
@@ -44,20 +46,15 @@ class Accumulation:
         return AccumulateMode() if self.backward_needs_mode else nullcontext()
 
 
-def _application(name: str, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+def _application(name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Application | None:
     """Give the rule for a call; None where its operands are not what rules are for."""
-    if name not in RULES and name not in SLOW:
+    if name not in RULES:
         return None
     if torch._C._are_functorch_transforms_active() or torch.autograd.forward_ad._current_level >= 0:
         return None
     try:
-        application = (
-            RULES[name](*args, **kwargs) if name in RULES else of_widened(func, *args, **kwargs)
-        )
-    except (
-        TypeError,
-        AttributeError,
-    ):  # not the arguments of this operator: PyTorch says what is wrong
+        application = RULES[name](*args, **kwargs)
+    except (TypeError, AttributeError):  # not this operator's arguments: PyTorch says what is wrong
         return None
     if application is None:
         return None
@@ -70,7 +67,9 @@ def _application(name: str, func: Any, args: Sequence[Any], kwargs: dict[str, An
             return None
         if operand.layout is not torch.strided:
             return None
-    return application if dtype in LOW_DTYPES else None
+    if dtype not in LOW_DTYPES or (name in SLOW and format_name(dtype) not in SLOW[name]):
+        return None
+    return application
 
 
 _DENSE = (Tensor, torch.nn.Parameter)
@@ -89,12 +88,16 @@ class AccumulateMode(TorchDispatchMode):
         kwargs = kwargs or {}
         with torch._C.DisableTorchFunction():  # below autograd nothing is cast by level any more
             listed = _listed(func)
-            if listed is None:
-                return func(*args, **kwargs)
-            low = next(
-                (arg.dtype for arg in args if isinstance(arg, Tensor) and _is_low(arg)), None
-            )
-            return func(*args, **kwargs) if low is None else _accumulated(listed, low, args, kwargs)
+            if listed is not None:
+                low = _shared_low(listed.name, [*args, *kwargs.values()])
+                if low is not None:
+                    return _accumulated(listed, low, args, kwargs)
+            elif torch.is_inference_mode_enabled() and isinstance(func, torch._ops.OpOverload):
+                with self:  # there composite operators arrive whole
+                    result = func.decompose(*args, **kwargs)
+                if result is not NotImplemented:
+                    return result
+            return func(*args, **kwargs)
 
 
 class _Listed(NamedTuple):
@@ -124,19 +127,28 @@ def _accumulated(listed: _Listed, low: torch.dtype, args: tuple[Any, ...], kwarg
     result = listed.functional(*map(_wide, args), **{key: _wide(x) for key, x in kwargs.items()})
     if isinstance(result, Tensor):
         home = args[0] if listed.in_place else out
-        return result.to(low) if home is None else home.copy_(result.to(low))
+        if home is None:
+            return result.to(low)
+        return home.resize_(result.shape).copy_(result.to(low))
     exact = FLOAT32_RESULTS.get(listed.name, ())
     return tuple(
         _narrow(value, low) if index not in exact else value for index, value in enumerate(result)
     )
 
 
-def _is_low(value: Tensor) -> bool:
-    return value.dtype in LOW_DTYPES and value.device.type == "cpu"
+def _shared_low(name: str, operands: list[Any]) -> torch.dtype | None:
+    """Give the low dtype of all floating operands; None for another, and for several, which PyTorch refuses."""
+    exact = FLOAT32_OPERANDS.get(name, ())
+    tensors = [x for i, x in enumerate(operands) if isinstance(x, Tensor) and i not in exact]
+    dtypes = {x.dtype for x in tensors if x.is_floating_point()}
+    if len(dtypes) != 1 or not all(x.device.type == "cpu" for x in tensors):
+        return None
+    (dtype,) = dtypes
+    return dtype if dtype in LOW_DTYPES else None
 
 
 def _wide(value: Any) -> Any:
-    return value.float() if isinstance(value, Tensor) and _is_low(value) else value
+    return value.float() if isinstance(value, Tensor) and value.dtype in LOW_DTYPES else value
 
 
 def _narrow(value: Any, dtype: torch.dtype) -> Any:

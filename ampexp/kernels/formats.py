@@ -28,6 +28,9 @@ FORMATS: dict[str, Format] = {
 
 LOW_DTYPES = tuple(row.dtype for row in FORMATS.values())
 
+FLOAT32_ACCUMULATE = "float32_accumulate"
+"""How a record calls low-precision work that is summed in float32 and rounded once: not the accelerator's speed."""
+
 SLOWEST_NATIVE = 1.5
 """A CPU whose flags promise a format must not need more than this many times the float32 time to be believed."""
 
@@ -87,5 +90,5 @@ def why_not_native(device_type: str, dtype: torch.dtype) -> str | None:
 def arithmetic(device_type: str, dtype: torch.dtype) -> str:
     """Name the way that low-precision work goes on this processor, and why: for the record."""
     if (reason := why_not_native(device_type, dtype)) is not None:
-        return f"float32_accumulate ({reason}; not the accelerator's speed)"
+        return f"{FLOAT32_ACCUMULATE} ({reason})"
     return "native" if device_type != "cpu" else f"native ({format_name(dtype)} instructions)"

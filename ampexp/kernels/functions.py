@@ -6,6 +6,7 @@ an operator is one autograd function by a rule: between forward and backward onl
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -25,12 +26,11 @@ class Rule:
 
     `compute(constants, *operands)` gives the rounded result, then what backward needs besides the operands.
     `differentiate(constants, needed, gradient, *operands, *rest)` gives float32 gradients; `gradient` is float32
-    already. Without it, backward computes again and leaves the rest to autograd: for what costs little.
-    Of a `product`, the gradient of an operand does not depend on that operand.
+    already. Of a `product`, the gradient of an operand does not depend on that operand.
     """
 
     compute: Callable[..., tuple[Tensor, ...]]
-    differentiate: Callable[..., Tensors] | None = None
+    differentiate: Callable[..., Tensors]
     product: bool = False
 
 
@@ -73,29 +73,22 @@ class _Rounded(torch.autograd.Function):
         rule, saved = ctx.rule, ctx.saved_tensors  # once: checkpoints compute them again
         operands, rest = saved[: len(needed)], saved[len(needed) :]
         with torch._C.DisableTorchFunction():  # the level has cast already
-            if rule.differentiate is None or torch.is_grad_enabled():
+            if torch.is_grad_enabled():
                 return None, None, *_by_autograd(ctx, needed, gradient, operands)
             found = rule.differentiate(ctx.constants, needed, gradient.float(), *operands, *rest)
             return None, None, *(None if x is None else x.to(gradient.dtype) for x in found)
 
 
 def _by_autograd(ctx: Any, needed: Any, gradient: Tensor, operands: Tensors) -> Tensors:
-    """Compute again and differentiate; where a graph of the gradient is wanted, so that it has one."""
-    graph_wanted = torch.is_grad_enabled()
-    if ctx.shapes is not None:  # products without operands that their wanted gradients do not depend on
-        operands = tuple(
-            gradient.new_zeros(shape) if operand is None and shape is not None else operand
-            for operand, shape in zip(operands, ctx.shapes, strict=True)
-        )
-    if not graph_wanted:
-        operands = tuple(
-            None if operand is None else operand.detach().requires_grad_(need)
-            for operand, need in zip(operands, needed, strict=True)
-        )
-    with torch.enable_grad():
-        result = ctx.rule.compute(ctx.constants, *operands)[0]
-    wanted = [operand for operand, need in zip(operands, needed, strict=True) if need]
-    found = iter(torch.autograd.grad(result, wanted, gradient, create_graph=graph_wanted))  # type: ignore[arg-type]
+    """Compute again and differentiate by PyTorch's own operators, so that the gradient has a graph of its own."""
+    filled = list(operands)
+    if ctx.shapes is not None:  # operands of a product that no wanted gradient depends on
+        for index, shape in enumerate(ctx.shapes):
+            if operands[index] is None and shape is not None:
+                filled[index] = gradient.new_zeros(shape).requires_grad_(needed[index])
+    result = ctx.rule.compute(ctx.constants, *map(_wide, filled))[0].to(gradient.dtype)
+    wanted = [operand for operand, need in zip(filled, needed, strict=True) if need]
+    found = iter(torch.autograd.grad(result, wanted, gradient, create_graph=True))  # type: ignore[arg-type]
     return tuple(next(found) if need else None for need in needed)
 
 
@@ -116,15 +109,19 @@ def _linear_gradients(
 ) -> Tensors:
     x_by_columns, w_by_rows = layout
     of_x = of_w = None
-    rows = gradient if gradient.dim() == 2 else gradient.flatten(0, -2)
+    rows = _rows(gradient)
     if needed[0]:
         w = w.float()
         of_x = torch.mm(w.t(), rows.t()).t() if x_by_columns else torch.mm(rows, w)
         of_x = of_x if rows is gradient else of_x.view(*gradient.shape[:-1], w.shape[1])
     if needed[1]:
-        x = (x if x.dim() == 2 else x.flatten(0, -2)).float()
+        x = _rows(x).float()
         of_w = torch.mm(rows.t(), x) if w_by_rows else torch.mm(x.t(), rows).t()
     return of_x, of_w, rows.sum(0) if needed[2] else None
+
+
+def _rows(x: Tensor) -> Tensor:
+    return x if x.dim() == 2 else x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
 
 
 # matmul: a (..., n, k), b (..., k, m) with the same batch axes, or b (k, m); constants as of linear, or None for stacks
@@ -220,11 +217,97 @@ def _embedding_gradients(constants: Any, _: Any, gradient: Tensor, table: Tensor
     )
 
 
+# group normalisation; constants: the sizes (N, C, axes), groups, eps
+
+
+def _group_norm(constants: Any, x: Tensor, w: Tensor | None, b: Tensor | None) -> tuple[Tensor, ...]:
+    *sizes, groups, eps = constants
+    result, mean, rstd = _aten.native_group_norm.default(
+        x.float(), _wide(w), _wide(b), *sizes, groups, eps
+    )
+    return result.to(x.dtype), mean, rstd
+
+
+def _group_norm_gradients(
+    constants: Any, needed: Any, gradient: Tensor, x: Tensor, w: Any, b: Any, mean: Tensor, rstd: Tensor
+) -> Tensors:
+    *sizes, groups, _ = constants
+    found: Tensors = _aten.native_group_norm_backward.default(
+        gradient.contiguous(), x.float(), mean, rstd, _wide(w), *sizes, groups, list(needed)
+    )
+    return found
+
+
+# unfold: the patches of an image; constants: kernel size, dilation, padding, stride, then the image's size
+
+
+def _unfold(constants: Any, x: Tensor) -> tuple[Tensor]:
+    *steps, _ = constants
+    return (_aten.im2col.default(x, *steps),)
+
+
+def _unfold_gradients(constants: Any, _: Any, gradient: Tensor, x: Tensor) -> Tensors:
+    *steps, size = constants
+    return (_aten.col2im.default(gradient, size, *steps),)
+
+
+# power; constants: the exponent
+
+
+def _power(exponent: Any, x: Tensor) -> tuple[Tensor]:
+    return (x.float().pow(exponent).to(x.dtype),)
+
+
+def _power_gradients(exponent: Any, _: Any, gradient: Tensor, x: Tensor) -> Tensors:
+    if exponent == 0:
+        return (torch.zeros_like(gradient),)
+    return (gradient * (exponent * x.float().pow(exponent - 1)),)
+
+
+# Huber loss; constants: reduction, delta
+
+
+def _huber_loss(constants: Any, x: Tensor, target: Tensor) -> tuple[Tensor]:
+    return (_aten.huber_loss.default(x.float(), target.float(), *constants).to(x.dtype),)
+
+
+def _huber_loss_gradients(
+    constants: Any, needed: Any, gradient: Tensor, x: Tensor, target: Tensor
+) -> Tensors:
+    x, target = x.float(), target.float()
+    pairs = ((x, target), (target, x))
+    return tuple(
+        _aten.huber_loss_backward.default(gradient, *pair, *constants) if need else None
+        for pair, need in zip(pairs, needed, strict=True)
+    )
+
+
+# sampling of images at the points of a grid; constants: interpolation, padding, whether corners align
+
+
+def _grid_sample(constants: Any, x: Tensor, grid: Tensor) -> tuple[Tensor]:
+    return (_aten.grid_sampler_2d.default(x.float(), grid.float(), *constants).to(x.dtype),)
+
+
+def _grid_sample_gradients(
+    constants: Any, needed: Any, gradient: Tensor, x: Tensor, grid: Tensor
+) -> Tensors:
+    found: Tensors = _aten.grid_sampler_2d_backward.default(
+        gradient, x.float(), grid.float(), *constants, [needed[0], True]
+    )
+    return found[0] if needed[0] else None, found[1] if needed[1] else None
+
+
 LINEAR = Rule(_linear, _linear_gradients, product=True)
 MATMUL = Rule(_matmul, _matmul_gradients, product=True)
 CONVOLUTION = Rule(_convolution, _convolution_gradients)
 ATTENTION = Rule(_attention, _attention_gradients)
 EMBEDDING = Rule(_embedding, _embedding_gradients)
+GROUP_NORM = Rule(_group_norm, _group_norm_gradients)
+UNFOLD = Rule(_unfold, _unfold_gradients)
+POWER = Rule(_power, _power_gradients)
+HUBER_LOSS = Rule(_huber_loss, _huber_loss_gradients)
+GRID_SAMPLE = Rule(_grid_sample, _grid_sample_gradients)
 
 
 # from the arguments of a call to a rule, or None where no rule takes them
@@ -309,28 +392,52 @@ def of_embedding(
     return Application(EMBEDDING, (input, padding_idx, scale_grad_by_freq), (weight,))
 
 
-def of_widened(func: Callable[..., Any], *args: Any, **kwargs: Any) -> Application | None:
-    """Take any operator of one result: PyTorch's own in float32."""
-    places = [index for index, value in enumerate(args) if _is_floating(value)]
-    if any(map(_is_floating, kwargs.values())):
+def of_group_norm(
+    input: Tensor, num_groups: int, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5,
+    cudnn_enabled: bool = True,
+) -> Application | None:  # fmt: skip
+    """Take contiguous inputs of the right number of channels."""
+    if input.dim() < 2 or input.numel() == 0 or input.shape[1] % num_groups:
         return None
-    rest = [None if index in places else value for index, value in enumerate(args)]
-    return Application(WIDENED, (func, rest, kwargs, places), tuple(args[i] for i in places))
+    if not input.is_contiguous():
+        return None
+    sizes = (input.shape[0], input.shape[1], math.prod(input.shape[2:]))
+    return Application(GROUP_NORM, (*sizes, num_groups, eps), (input, weight, bias))
 
 
-def _is_floating(value: Any) -> bool:
-    return isinstance(value, Tensor) and value.is_floating_point()
+def of_unfold(
+    input: Tensor, kernel_size: Any, dilation: Any, padding: Any, stride: Any
+) -> Application | None:
+    """Take batches of images."""
+    if input.dim() != 4:
+        return None
+    steps = (_each(value, 2) for value in (kernel_size, dilation, padding, stride))
+    return Application(UNFOLD, (*steps, list(input.shape[-2:])), (input,))
 
 
-def _widened(constants: Any, *operands: Tensor) -> tuple[Tensor]:
-    func, args, kwargs, places = constants
-    filled = dict(zip(places, operands, strict=True))
-    wide = [filled[index].float() if index in filled else arg for index, arg in enumerate(args)]
-    result: Tensor = func(*wide, **kwargs)
-    return (result.to(operands[0].dtype),)
+def of_power(input: Tensor, exponent: Any = 2) -> Application | None:
+    """Take exponents that are numbers; a square is the second power."""
+    return Application(POWER, exponent, (input,)) if type(exponent) in (int, float) else None
 
 
-WIDENED = Rule(_widened)
+def of_huber_loss(
+    input: Tensor, target: Tensor, reduction: int = 1, delta: float = 1.0
+) -> Application | None:
+    """Take operands of one shape."""
+    if input.shape != target.shape:
+        return None
+    return Application(HUBER_LOSS, (reduction, delta), (input, target))
+
+
+def of_grid_sample(
+    input: Tensor, grid: Tensor, interpolation_mode: int, padding_mode: int, align_corners: bool
+) -> Application | None:
+    """Take two-dimensional images."""
+    if input.dim() != 4 or grid.dim() != 4 or input.numel() == 0:
+        return None
+    constants = (interpolation_mode, padding_mode, align_corners)
+    return Application(GRID_SAMPLE, constants, (input, grid))
+
 
 RULES: dict[str, Callable[..., Application | None]] = {
     "linear": of_linear,
@@ -342,5 +449,11 @@ RULES: dict[str, Callable[..., Application | None]] = {
     **{f"conv_transpose{axes}d": partial(_of_transposed, axes) for axes in (1, 2, 3)},
     "scaled_dot_product_attention": of_attention,
     "embedding": of_embedding,
+    "group_norm": of_group_norm,
+    "im2col": of_unfold,
+    "pow": of_power,
+    "square": of_power,
+    "huber_loss": of_huber_loss,
+    "grid_sampler": of_grid_sample,
 }
 """The operators that have a rule of their own, by the name under which PyTorch dispatches them."""

@@ -24,26 +24,37 @@ PLAIN = _words(
     batch_norm layer_norm
     max_pool1d max_pool2d max_pool3d max_pool1d_with_indices max_pool2d_with_indices avg_pool1d avg_pool2d
     adaptive_max_pool2d upsample_nearest2d upsample_bilinear2d
+    mean norm linalg_vector_norm var std prod logsumexp cumsum max min topk sort gather index_select index_add scatter
+    scatter_add rsqrt erf log1p expm1 instance_norm rms_norm adaptive_avg_pool1d adaptive_avg_pool2d
+    upsample_bicubic2d smooth_l1_loss kl_div
     sum amax amin eq ne lt le gt ge __eq__ __ne__ __lt__ __le__ __gt__ __ge__ argmax argmin item isfinite isnan
     cross_entropy_loss nll_loss mse_loss l1_loss
     """
 )
 """Functions whose own low-precision kernels are not slow, and in which no matrix work hides."""
 
-SLOW = _words(
-    "pow __pow__ square norm linalg_vector_norm mean group_norm rsqrt erf adaptive_avg_pool2d cumsum im2col"
-)
-"""Functions whose low-precision kernels, forward or backward, take over 1.5 times as long as float32: widened."""
+SLOW: dict[str, frozenset[str]] = {
+    "pow": _words("float16"),
+    "square": _words("float16"),
+    "group_norm": _words("float16"),
+    "im2col": _words("float16"),
+    "huber_loss": _words("bfloat16"),
+    "grid_sampler": _words("bfloat16"),
+}
+"""Functions without matrix work that take over 1.5 times as long as in float32, and the formats in which they do."""
 
 ACCUMULATED = _words(
     """
     mm addmm bmm baddbmm addbmm mv addmv dot vdot addr _trilinear _addmm_activation
     convolution convolution_backward _cdist_forward _cdist_backward
     _scaled_dot_product_flash_attention_for_cpu _scaled_dot_product_flash_attention_for_cpu_backward
-    embedding_dense_backward _embedding_bag_dense_backward
+    embedding_dense_backward _embedding_bag_backward
     """
 )
 """PyTorch's internal operators that the mode computes in float32: matrix work, and sums of many rows."""
 
 FLOAT32_RESULTS = {"_scaled_dot_product_flash_attention_for_cpu": (1,)}
 """Results that PyTorch itself keeps in float32, by position: attention's log-sum-exp."""
+
+FLOAT32_OPERANDS = {"_scaled_dot_product_flash_attention_for_cpu_backward": (5,)}
+"""Operands that PyTorch itself keeps in float32, by position: the same."""

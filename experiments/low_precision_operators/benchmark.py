@@ -23,7 +23,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ampexp.kernels.accumulate import AccumulateMode
+from ampexp.amp.cast import CastMode
+from ampexp.amp.policy import whole_network
+from ampexp.kernels.accumulate import Accumulation
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 IMAGES, TOKENS = (64, 16, 32, 32), (4096, 512)
@@ -191,23 +193,27 @@ OPERATORS: dict[str, Operator] = {
 def step(operator: Operator, dtype: torch.dtype, kernels: bool) -> tuple[Callable[[], None], Callable[[], None]]:
     """Give the forward and the backward of an operator: the second uses what the first left."""
     function, shapes = operator
+    accumulation = Accumulation()
     generator = torch.Generator().manual_seed(0)
     operands = [torch.randn(shape, generator=generator).to(dtype).requires_grad_() for shape in shapes]
     left: list[Tensor] = []
     gradients: dict[torch.Size, Tensor] = {}
 
-    def scope() -> object:
-        return AccumulateMode() if kernels and dtype is not torch.float32 else nullcontext()
+    is_low = kernels and dtype is not torch.float32
+    mode = CastMode(whole_network(dtype, keep_batchnorm_fp32=False), torch.nn.Identity(), accumulation)
 
     def forward() -> None:
-        with scope():
+        if is_low:
+            with mode:
+                left[:] = [function(*operands)]
+        else:
             left[:] = [function(*operands)]
 
     def backward() -> None:
         result = left.pop()
         if result.shape not in gradients:
             gradients[result.shape] = torch.randn(result.shape, generator=generator).to(result.dtype)
-        with scope():
+        with accumulation.backward_scope() if is_low else nullcontext():
             torch.autograd.grad(result, operands, gradients[result.shape])
 
     return forward, backward
@@ -233,10 +239,12 @@ def measure(threads: int, rounds: int, kernels: bool, names: list[str]) -> dict[
                 except RuntimeError as error:
                     refused[word] = str(error).splitlines()[0]
         medians = {key: statistics.median(values) for key, values in seconds.items()}
-        row: dict[str, float] = {"float32_milliseconds": round(1e3 * sum(
-            medians["float32", way] for way in ("forward", "backward")), 3)}  # fmt: skip
+        for word in DTYPES:
+            if word not in refused:
+                medians[word, "both"] = medians[word, "forward"] + medians[word, "backward"]
+        row: dict[str, float] = {"float32_milliseconds": round(1e3 * medians["float32", "both"], 3)}
         for word in ("float16", "bfloat16"):
-            for way in ("forward", "backward"):
+            for way in ("both", "forward", "backward"):
                 if word in refused:
                     row[f"{word} {way}"] = refused[word]
                 else:
