@@ -27,6 +27,11 @@ class TensorMemory(TorchDispatchMode):
         self.peak_bytes = 0
         self._sizes: dict[int, int] = {}
 
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """Let torch.compile trace under this mode: else a measured step would run uncompiled, and all after it."""
+        return True
+
     def hold(self, tensors: Iterable[Tensor]) -> None:
         """Count tensors that are alive already: weights, gradients, optimizer state, the batch."""
         for tensor in tensors:

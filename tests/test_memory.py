@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import pytest
 import torch
+from torch import nn
 
 from ampexp.memory import TensorMemory
 
@@ -40,3 +42,21 @@ def test_what_was_measured_computes_the_same() -> None:
     with TensorMemory():
         measured = layer(x)
     assert torch.equal(plain, measured)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_compiled_network_is_compiled_while_it_is_measured() -> None:
+    graphs = []
+
+    def backend(graph: torch.fx.GraphModule, _: object) -> object:
+        graphs.append(graph)
+        return graph.forward
+
+    torch._dynamo.reset()
+    network = nn.Sequential(nn.Linear(3, 3), nn.ReLU())
+    compiled = torch.compile(lambda x: network(x) * 2, backend=backend)
+    x = torch.ones(2, 3)
+    with TensorMemory():
+        measured = compiled(x)
+    assert len(graphs) == 1
+    assert torch.equal(measured, network(x) * 2)

@@ -30,6 +30,7 @@ from ampexp.amp.conversion import (
 )
 from ampexp.amp.operators import Kind
 from ampexp.amp.policy import Policy, Zone
+from ampexp.amp.unseen import refuse_compiling
 from ampexp.kernels.accumulate import Accumulation
 
 
@@ -61,6 +62,7 @@ class CastMode(TorchFunctionMode):
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         """Run one function of PyTorch with its operands cast."""
+        refuse_compiling(self)
         kwargs = kwargs or {}
         traits = operators.traits_of(func)
         kind, name = traits.kind, traits.name

@@ -20,6 +20,7 @@ from ampexp.amp.policy import (
     white_listed,
 )
 from ampexp.amp.scope import cast_scope
+from ampexp.amp.unseen import refuse_compiling, refuse_unseen
 from ampexp.kernels.accumulate import Accumulation
 from ampexp.kernels.formats import LOW_DTYPES, why_not_native
 from ampexp.messages import refusal
@@ -70,6 +71,7 @@ class PrecisionNetwork(nn.Module):
         """Prepare the network for one step and give the mode that casts; None where nothing is cast."""
         if self.policy is None:
             return nullcontext()
+        refuse_compiling()
         reason = why_not_native(device_of(self.network).type, self.policy.low)
         return cast_scope(self.network, self.policy, self._accumulation if reason else None)
 
@@ -118,31 +120,6 @@ def precision_networks(network: nn.Module) -> list[PrecisionNetwork]:
         for module in network.modules()
         if isinstance(module, PrecisionNetwork) and module.policy
     ]
-
-
-def refuse_unseen(network: nn.Module) -> None:
-    """Raise ValueError for parts whose operators cannot be seen: compiled, scripted or exported code."""
-    for path, module in network.named_modules():
-        if (kind := _unseen(module)) is not None:
-            where = f"network.{path}" if path else "network"
-            raise ValueError(
-                f"{where} ({type(module).__name__}) is {kind}: its operators cannot be seen, so no level but O0 can "
-                "cast them; give the Python module it was made from, or build at O0"
-            )
-
-
-def _unseen(module: nn.Module) -> str | None:
-    if isinstance(module, torch.jit.ScriptModule):
-        return "a ScriptModule"
-    if type(module).__module__.startswith("torch._dynamo"):
-        return "compiled by torch.compile"
-    if isinstance(module, torch.fx.GraphModule) and any(
-        isinstance(node.target, torch._ops.OpOverload) for node in module.graph.nodes
-    ):
-        return "an exported graph"
-    if any(isinstance(value, torch.jit.ScriptFunction) for value in vars(module).values()):
-        return "built on a ScriptFunction"
-    return None
 
 
 def device_of(network: nn.Module) -> torch.device:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from ampexp.amp.cast import CastMode, no_autocast
 from ampexp.amp.conversion import convert, is_floating
 from ampexp.amp.policy import Policy, Zone
+from ampexp.amp.unseen import refuse_untraceable
 from ampexp.kernels.accumulate import Accumulation
 
 
@@ -38,6 +39,9 @@ def cast_scope(
     try:
         with no_autocast(network.parameters()):  # backward's own operators would follow it too
             yield mode
+    except Exception as error:
+        refuse_untraceable(error)
+        raise
     finally:
         for module, own in forwards:
             if own is None:

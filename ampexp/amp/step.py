@@ -15,6 +15,7 @@ from ampexp.amp.batch import first_floating, to_float32
 from ampexp.amp.loss_scale import LossScale
 from ampexp.amp.network import PrecisionNetwork, in_backward, precision_networks
 from ampexp.amp.scalers import all_finite
+from ampexp.amp.unseen import refuse_compiled
 from ampexp.boost.base import Boost, Update
 
 MAX_OVERFLOWS_IN_A_ROW = 1000
@@ -85,6 +86,8 @@ class TrainNetwork(nn.Module):
             RuntimeError: the 1,001st overflow in a row, or an operator that cannot compute in the level's dtype.
 
         """
+        if self.network.policy is not None:
+            refuse_compiled(self.network)
         scale = self.loss_scale
         saved = self._saved_buffers() if scale.skips else []
         self._clear_gradients()
