@@ -20,16 +20,18 @@ from tests.amp.low import LOW_LEVELS
 # Dynamo warns of its own doings, such as of the gradients of tensors that it asks for them.
 pytestmark = pytest.mark.filterwarnings("ignore")
 
+_slow = pytest.mark.slow  # the same laws at every level
 LOW = [
-    *[pytest.param({"level": level}, id=level) for level in LOW_LEVELS],
+    pytest.param({"level": "O2"}, id="O2"),
+    *[pytest.param({"level": x}, id=x, marks=_slow) for x in LOW_LEVELS if x != "O2"],
     *[
-        pytest.param({"cast_model_type": dtype}, id=str(dtype))
+        pytest.param({"cast_model_type": dtype}, id=str(dtype), marks=_slow)
         for dtype in (torch.float16, torch.bfloat16)
     ],
 ]
 UNCAST = [
     pytest.param({"level": "O0"}, id="O0"),
-    pytest.param({"level": "O2", "cast_model_type": torch.float32}, id="float32"),
+    pytest.param({"level": "O2", "cast_model_type": torch.float32}, id="float32", marks=_slow),
 ]
 GRAPHS: list[Any] = []
 
