@@ -270,7 +270,9 @@ def test_two_jobs_in_one_process_do_not_meet() -> None:
     assert trained(*SHORT, "level=O3").test == alone
 
 
-@pytest.mark.parametrize("network", ["resnet20", "lstm", "transformer"])
+@pytest.mark.parametrize(
+    "network", ["lstm", *(pytest.param(name, marks=pytest.mark.slow) for name in ("resnet20", "transformer"))]
+)
 def test_the_other_networks_run(network: str) -> None:
     text = network != "resnet20"
     words = ["data=pydoc_topics", "data.sequence_length=16"] if text else []
