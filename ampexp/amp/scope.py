@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -23,16 +23,15 @@ def cast_scope(
 ) -> Iterator[CastMode]:
     """Prepare a network for one step under a policy and leave nothing behind.
 
-    Inside, `with mode:` makes the casts active in this thread. Modules of another zone get a forward of their own for
-    this time only, and what the network set to a low-precision tensor is converted back when the scope ends.
+    Inside, `with mode:` makes the casts active in this thread. Modules of another zone get hooks for this time only,
+    and what the network set to a low-precision tensor is converted back when the scope ends.
     """
     mode = CastMode(policy, network, accumulation)
-    forwards: list[tuple[nn.Module, Any]] = []
+    handles = []
     before = {}
     for module in network.modules():
         if policy.modules and (zone := policy.zone_of(module)) is not None:
-            forwards.append((module, module.__dict__.get("forward")))
-            module.__dict__["forward"] = _zone_forward(module, mode, zone)
+            handles += _zone_hooks(module, mode, zone)
         for name, buffer in module._buffers.items():
             if is_floating(buffer):
                 before[module, name] = buffer.dtype
@@ -43,11 +42,8 @@ def cast_scope(
         refuse_untraceable(error)
         raise
     finally:
-        for module, own in forwards:
-            if own is None:
-                module.__dict__.pop("forward", None)
-            else:
-                module.__dict__["forward"] = own
+        for handle in handles:
+            handle.remove()
         for module in network.modules():
             for name, buffer in module._buffers.items():
                 if buffer is not None and buffer.dtype is mode.low:
@@ -70,19 +66,24 @@ def _widen_attributes(module: nn.Module, low: torch.dtype) -> None:
             module.__dict__[name] = convert(value, torch.float32)
 
 
-def _zone_forward(module: nn.Module, mode: CastMode, zone: Zone) -> Callable[..., Any]:
-    """Give a module's forward in a zone of its own, whose output is handed on to the zone around it."""
-    forward = module.forward
+def _zone_hooks(module: nn.Module, mode: CastMode, zone: Zone) -> list[Any]:
+    """Open a zone before the module's forward; close it behind and hand its output on.
 
-    def in_zone(*args: Any, **kwargs: Any) -> Any:
-        if not mode.is_active():  # another thread runs the same module
-            return forward(*args, **kwargs)
-        mode.zones.append(zone)
-        try:
-            output = forward(*args, **kwargs)
-        finally:
-            mode.zones.pop()
+    Hooks, since several threads may run one network: each takes away its own.
+    """
+
+    def enter(_: nn.Module, args: Any) -> None:
+        if mode.is_active():
+            mode.zones.append(zone)
+
+    def leave(_: nn.Module, args: Any, output: Any) -> Any:
+        if not mode.is_active():
+            return None
+        mode.zones.pop()
         with torch._C.DisableTorchFunction():  # to the mode the output has the dtype of the new zone already
             return convert(output, mode.zones[-1].compute)
 
-    return in_zone
+    return [
+        module.register_forward_pre_hook(enter),
+        module.register_forward_hook(leave, prepend=True, always_call=True),
+    ]

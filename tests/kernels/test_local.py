@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.overrides import _get_current_function_mode_stack
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
-from ampexp.amp import build_train_network
+from ampexp.amp import auto_mixed_precision, build_train_network
 from tests.kernels.kit import Spy
 
 LEVELS = pytest.mark.parametrize("level", ["O0", "O1", "O2", "O3"])
@@ -107,6 +107,49 @@ def test_two_threads_train_as_one_does(level: str) -> None:
         thread.join()
     assert len(results) == 3
     assert results[1:] == results[:1] * 2
+
+
+class Norm(nn.BatchNorm1d):
+    """A norm that says, by thread, in which dtype its operators compute."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.seen = {**getattr(self, "seen", {}), threading.current_thread().name: (x * 1.0).dtype}
+        return super().forward(x)
+
+
+def test_two_threads_in_one_network_keep_its_norms_in_float32() -> None:
+    """Also when the one that came first has left while the other is inside."""
+    started, inside, gone = threading.Event(), threading.Event(), threading.Event()
+    waits = {
+        "first": lambda: (started.set(), inside.wait(20)),
+        "second": lambda: (inside.set(), gone.wait(20)),
+    }
+
+    class Wait(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            waits[threading.current_thread().name]()
+            return x
+
+    network = nn.Sequential(Wait(), Norm(3))
+    before = {module: dict(vars(module)) for module in network.modules()}
+    low = auto_mixed_precision(network, "O2")
+
+    def first() -> None:
+        low(torch.ones(4, 3))
+        gone.set()
+
+    threads = [
+        threading.Thread(target=first, name="first"),
+        threading.Thread(target=lambda: (started.wait(20), low(torch.ones(4, 3))), name="second"),
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert network[1].seen == {"first": torch.float32, "second": torch.float32}
+    for module, held in before.items():
+        assert vars(module).keys() - {"seen"} == held.keys()
+        assert not module._forward_hooks and not module._forward_pre_hooks
 
 
 @LEVELS
