@@ -6,6 +6,8 @@ import io
 import math
 from typing import TYPE_CHECKING
 
+from ampexp.kernels.formats import FLOAT32_ACCUMULATE
+
 if TYPE_CHECKING:
     from ampexp.summary import RunSummary
 
@@ -66,7 +68,8 @@ def _loss_scale(summary: RunSummary) -> str:
 def _rate(summary: RunSummary) -> str:
     if summary.samples_per_second is None:
         return "not measured: the run was not longer than its warm-up"
-    mark = ", not the accelerator's speed" if summary.record["arithmetic"].startswith("float32_accumulate") else ""
+    is_emulated = summary.record["arithmetic"].startswith(FLOAT32_ACCUMULATE)
+    mark = ", not the accelerator's speed" if is_emulated else ""
     return f"{summary.samples_per_second:,.0f} over {summary.num_timed_steps:,} timed steps{mark}"
 
 

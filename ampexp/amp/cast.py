@@ -74,8 +74,6 @@ class CastMode(TorchFunctionMode):
         zone = self.zones[-1]
         if traits.is_ordinary and not kwargs.get("inplace") and "out" not in kwargs:
             dtype = zone.operators.get(name, zone.compute)
-            if not torch._C._is_any_autocast_enabled():
-                return self._run_ordinary(func, args, kwargs, dtype, zone.compute)
             with no_autocast(args):
                 return self._run_ordinary(func, args, kwargs, dtype, zone.compute)
         if kind is Kind.DTYPE:
@@ -195,18 +193,10 @@ class CastMode(TorchFunctionMode):
         handed_on: torch.dtype,
     ) -> Any:
         """Run an operator that asks for nothing but operands of one dtype."""
-        operands = [
-            arg if isinstance(arg, Tensor) and arg.dtype is dtype else convert(arg, dtype)
-            for arg in args
-        ]
-        if kwargs:
-            kwargs = convert(kwargs, dtype)
+        operands, kwargs = [convert(arg, dtype) for arg in args], convert(kwargs, dtype)
         if any(map(is_complex, operands)):
             operands, kwargs = convert(operands, torch.float32), convert(kwargs, torch.float32)
-        result = self._called(func, operands, kwargs, dtype)
-        if isinstance(result, Tensor) and result.dtype is handed_on:
-            return result
-        return handed_on_in(result, handed_on)
+        return handed_on_in(self._called(func, operands, kwargs, dtype), handed_on)
 
     def _run_inplace(
         self,

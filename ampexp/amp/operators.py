@@ -13,6 +13,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from ampexp.kernels.table import words
+
 
 class Kind(enum.Enum):
     """How the operands of a function are treated."""
@@ -30,23 +32,19 @@ class Kind(enum.Enum):
     UNTOUCHED = enum.auto()  # no arithmetic
 
 
-def _words(text: str) -> frozenset[str]:
-    return frozenset(text.split())
-
-
-_UNTOUCHED = _words(
+_UNTOUCHED = words(
     "size dim ndimension numel nelement stride storage_offset is_contiguous is_complex is_floating_point "
     "element_size data_ptr untyped_storage storage get_device is_pinned is_inference is_shared is_set_to is_same_size "
     "is_conj is_neg __len__ __hash__ __deepcopy__ __reduce_ex__ __repr__ __dir__ requires_grad_ retain_grad "
     "register_hook register_post_accumulate_grad_hook detach_ resize_ resize_as_ set_ share_memory_ rename_ names_ "
     "__setstate__ _is_view record_stream is_signed __torch_function__"
 )
-_RANDOM = _words("rand randn rand_like randn_like normal")
-_RANDOM_INPLACE = _words("normal_ uniform_ exponential_ cauchy_ log_normal_")
-_WRITE = _words("copy_ zero_")
-_CONVERSIONS = _words("to type clone _to_copy")  # schemas call them views, their results are values
+_RANDOM = words("rand randn rand_like randn_like normal")
+_RANDOM_INPLACE = words("normal_ uniform_ exponential_ cauchy_ log_normal_")
+_WRITE = words("copy_ zero_")
+_CONVERSIONS = words("to type clone _to_copy")  # schemas call them views, their results are values
 
-SATURATING = _words(
+SATURATING = words(
     "masked_fill masked_fill_ fill_ index_fill index_fill_ where clamp clamp_ clamp_min clamp_min_ clamp_max "
     "clamp_max_ constant_pad_nd pad _pad threshold threshold_ hardtanh hardtanh_ __setitem__ full full_like new_full"
 )
@@ -64,10 +62,10 @@ _HIDDEN_WRITES: dict[str, Written] = {
 }
 """Operators that write operands without saying so in their schema: positions and names of these operands."""
 
-WRONG_IN_LOW = _words("matrix_exp linalg_matrix_exp")
+WRONG_IN_LOW = words("matrix_exp linalg_matrix_exp")
 """Operators that take low-precision operands without an error and give garbage (torch 2.13, CPU): refused."""
 
-MAKES_COMPLEX = _words(
+MAKES_COMPLEX = words(
     "complex polar view_as_complex stft istft fft_fft fft_ifft fft_fft2 fft_ifft2 fft_fftn fft_ifftn fft_rfft "
     "fft_irfft fft_rfft2 fft_irfft2 fft_rfftn fft_irfftn fft_hfft fft_ihfft fft_hfft2 fft_ihfft2 fft_hfftn fft_ihfftn"
 )
@@ -101,7 +99,7 @@ DECOMPOSED: dict[str, Callable[..., Any]] = {
 }
 """Fused operators that go wrong in low precision, and the same in PyTorch's elementary operators."""
 
-CONSTANTS = _words("tensor as_tensor scalar_tensor new_tensor")
+CONSTANTS = words("tensor as_tensor scalar_tensor new_tensor")
 """Factories whose result is a constant of the program: saturated like those above."""
 
 

@@ -6,11 +6,12 @@ The lists are measured: experiments/low_precision_operators. An operator in none
 from __future__ import annotations
 
 
-def _words(text: str) -> frozenset[str]:
+def words(text: str) -> frozenset[str]:
+    """Give the names in a text."""
     return frozenset(text.split())
 
 
-PLAIN = _words(
+PLAIN = words(
     """
     relu relu_ gelu silu silu_ mish elu elu_ selu celu leaky_relu leaky_relu_ relu6 hardtanh hardtanh_ hardswish
     hardsigmoid softplus softshrink hardshrink log_sigmoid glu prelu _prelu_kernel sigmoid sigmoid_ tanh tanh_
@@ -34,16 +35,16 @@ PLAIN = _words(
 """Functions whose own low-precision kernels are not slow, and in which no matrix work hides."""
 
 SLOW: dict[str, frozenset[str]] = {
-    "pow": _words("float16"),
-    "square": _words("float16"),
-    "group_norm": _words("float16"),
-    "im2col": _words("float16"),
-    "huber_loss": _words("bfloat16"),
-    "grid_sampler": _words("bfloat16"),
+    "pow": words("float16"),
+    "square": words("float16"),
+    "group_norm": words("float16"),
+    "im2col": words("float16"),
+    "huber_loss": words("bfloat16"),
+    "grid_sampler": words("bfloat16"),
 }
 """Functions without matrix work that take over 1.5 times as long as in float32, and the formats in which they do."""
 
-ACCUMULATED = _words(
+ACCUMULATED = words(
     """
     mm addmm bmm baddbmm addbmm mv addmv dot vdot addr _trilinear _addmm_activation
     convolution convolution_backward _cdist_forward _cdist_backward

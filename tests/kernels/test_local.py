@@ -149,7 +149,8 @@ def test_two_threads_in_one_network_keep_its_norms_in_float32() -> None:
     assert network[1].seen == {"first": torch.float32, "second": torch.float32}
     for module, held in before.items():
         assert vars(module).keys() - {"seen"} == held.keys()
-        assert not module._forward_hooks and not module._forward_pre_hooks
+        assert not module._forward_hooks
+        assert not module._forward_pre_hooks
 
 
 @LEVELS

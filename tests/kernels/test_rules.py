@@ -16,8 +16,6 @@ from tests.kernels.kit import LAYOUTS, VALUES, assert_exact, filled, laid
 
 DTYPES = pytest.mark.parametrize("dtype", LOW_DTYPES, ids=str)
 FEW = settings(max_examples=10)
-sizes = st.integers(1, 5)
-batches = st.integers(0, 3)
 
 
 class Draw:
